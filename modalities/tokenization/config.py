@@ -65,8 +65,8 @@ class TokenizationConfig:
 
     tokenizer: Path | None = key(
         None,
-        help="A tokenizer to take: tokenizer.json, a Hugging Face directory, a SentencePiece .model or a tiktoken file; "
-        "none: one is trained. Its content counts, not its path.",
+        help="A tokenizer to take: tokenizer.json, a Hugging Face directory, a SentencePiece .model or a tiktoken file "
+        "(by content, not by path); none: one is trained.",
         kind="runtime",
     )
     split_pattern: SplitPattern = key(
@@ -77,11 +77,11 @@ class TokenizationConfig:
     begin_of_document: str | None = key(None, help="Token before each document, if any.")
     special_tokens_in_text: Literal["literal", "special"] = key(
         "literal",
-        help="What `<|endoftext|>` inside a text means: its characters (literal), or the token, which forges a document end.",
+        help="What `<|endoftext|>` inside a text means: its characters, or the token, which forges a document end.",
     )
     chat_template: Path | None = key(
         None,
-        help="Jinja2 file that renders documents with `messages` in their metadata; {% generation %} marks what is learnt.",
+        help="Jinja2 file for documents with `messages` in their metadata; {% generation %} blocks are what is learnt.",
         kind="runtime",
     )
     verify_share: float = key(
