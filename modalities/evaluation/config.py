@@ -147,7 +147,7 @@ class EvaluationConfig:
     samples: SamplesConfig = key(factory=SamplesConfig, help="Generated text.")
     tasks: dict[str, TaskConfig] = key(
         factory=lambda: {"continuation": TaskConfig()},
-        help="lm-eval tasks by name; `continuation` is made from the held-out documents, others need `file` or a network.",
+        help="lm-eval tasks by name; `continuation` is made here, others need `file` or a network.",
     )
     continuation: ContinuationConfig = key(factory=ContinuationConfig, help="The shipped offline multiple-choice task.")
     at: AtConfig = key(factory=AtConfig, help="At which steps each suite runs.")
@@ -200,7 +200,7 @@ def needs_conversion(suite: str) -> bool:
 
 
 def section(config: EvaluationConfig, suite: str, step: int) -> EvaluationSection:
-    """Return what `suite` at `step` reads. Reads and hashes local task files: raises `ConfigError` if one is missing."""
+    """Return what `suite` at `step` reads. Hashes local task files; raises `ConfigError` if one is missing."""
     if suite == "heldout":
         return EvaluationSection(suite="heldout", step=step, heldout=config.heldout, compute=config.compute)
     if suite == "samples":
@@ -263,9 +263,7 @@ def task_files(path: Path, name: str) -> Iterator[tuple[str, Path]]:
         yield from task_files(path.parent / include, name)
     for split, file in data_files(data, path):
         if not file.is_file():
-            raise ConfigError(
-                f"evaluation.tasks.{name}.file: {path}: dataset_kwargs.data_files: expected a file, got {file}, which is missing"
-            )
+            raise ConfigError(f"evaluation.tasks.{name}.file: {path}: dataset_kwargs.data_files: no such file: {file}")
         yield f"{split}:{file.name}", file
     for module in sorted({value[1].split(".")[0] for value in _values(data) if isinstance(value, tuple)}):
         if (file := path.parent / f"{module}.py").is_file():
