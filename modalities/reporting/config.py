@@ -1,7 +1,7 @@
 """Keys of the report and of the statistics that compare arms.
 
-`reporting:` says how the page looks, `analysis:` how verdicts are reached. Neither is read by any other stage, so that changing
-a margin or a title reruns the report alone.
+`reporting:` says how the page looks, `analysis:` how verdicts are reached. No other stage reads them, so that changing a
+margin or a title reruns the report alone.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ VERSIONS = {"reporting": 1}
 RESULT_PACKAGES: dict[str, tuple[str, ...]] = {"reporting": ("scipy",)}
 
 DEFAULT_MARGINS = {"bits_per_byte": 0.005, "accuracy": 0.01}
-"""Differences that are too small to matter, unless the config says otherwise: 0.005 bits per byte, one point of accuracy."""
+"""Differences too small to matter, unless the config says otherwise: 0.005 bits per byte, one point of accuracy."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
