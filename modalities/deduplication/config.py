@@ -42,6 +42,9 @@ class DecontaminationConfig:
     def __post_init__(self) -> None:
         if not self.tasks:
             raise Invalid("tasks", "expected at least one task, got none; name a file, or leave decontamination out")
+        for name in self.tasks:
+            if not name or name.split() != [name]:
+                raise Invalid(f"tasks.{name}", f"expected a name without blanks, got {name!r}; rename the task")
         if not 1 <= self.ngram <= 100:
             raise Invalid("ngram", f"expected 1 to 100 words, got {self.ngram}; 13 is usual")
 

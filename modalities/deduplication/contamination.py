@@ -43,7 +43,7 @@ def index(tasks: Mapping[str, Path], *, ngram: int, splitter: Splitter) -> Index
         joined = [text for item in texts for text in _spans(item)]
         found, ends = shingles(splitter.split(pa.array(joined, pa.large_string())), ngram=ngram, hash="xxhash64")
         last = np.cumsum([len(_spans(item)) for item in texts]) - 1
-        per_item = np.diff(ends[last] if len(texts) else np.empty(0, np.int64), prepend=0)
+        per_item = np.diff(ends[last] if texts else np.empty(0, np.int64), prepend=0)
         items[name], too_short[name] = len(texts), int((per_item == 0).sum())
         hashes.append(np.unique(found))
     numbers = np.repeat(np.arange(len(names)), [len(part) for part in hashes])

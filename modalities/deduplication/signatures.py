@@ -14,6 +14,7 @@ Only `method: minhash` has bands. The text is that of scores (rewritten where a 
 one row group of text (16 MB) and a few times that in word positions, the memo of words (under 300 MB), and spaCy.
 """
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -81,11 +82,8 @@ def band_columns(band: int) -> tuple[str, str]:
 def text_hashes(texts: pa.Array) -> tuple[pa.Array, pa.Array]:
     """Return the upper and lower 64 bits of each text's XXH3 hash; null for null."""
     data, offsets = text_bytes(texts)
-    view, bounds = memoryview(data), offsets.tolist()
-    digests = b"".join(
-        xxhash.xxh3_128_digest(view[start:stop])
-        for start, stop in zip(bounds[:-1], bounds[1:], strict=True)  # noqa: RUF007
-    )
+    view, bounds = data.data, offsets.tolist()
+    digests = b"".join([xxhash.xxh3_128_digest(view[start:stop]) for start, stop in itertools.pairwise(bounds)])
     pairs = np.frombuffer(digests, np.dtype(">u8")).astype(np.uint64).reshape(-1, 2)
     missing = texts.is_null().to_numpy(zero_copy_only=False)
     return pa.array(pairs[:, 0], mask=missing), pa.array(pairs[:, 1], mask=missing)
@@ -96,7 +94,7 @@ def batches(texts: pa.Array) -> Iterator[pa.Array]:
     lengths = pc.fill_null(pc.binary_length(texts), 0).to_numpy(zero_copy_only=False)
     number = (np.cumsum(lengths) - 1).clip(0) // BATCH_BYTES
     edges = [0, *(np.flatnonzero(np.diff(number)) + 1).tolist(), len(texts)]
-    for start, stop in zip(edges[:-1], edges[1:], strict=True):  # noqa: RUF007
+    for start, stop in itertools.pairwise(edges):
         if stop > start:
             yield texts.slice(start, stop - start)
 
