@@ -10,8 +10,8 @@ A shard `<name>` is up to four files beside each other:
 | `<name>.json` | sidecar: counts, largest id, tokenizer hash, checksums; absent for shards of somebody else |
 
 We write one sequence per document. Megatron-LM, NeMo and GPT-NeoX read the pair as it is. A writer works on `*.partial`
-names and renames at the end, the sidecar last; a killed one leaves nothing that counts. Opening reads and checks the index
-(20 bytes per document); tokens stay memory-mapped. Writing holds 4 bytes per document in memory.
+names and renames at the end, the sidecar last; a killed one leaves nothing that counts. Opening reads and checks the
+index (20 bytes per document); tokens stay memory-mapped. Writing holds 4 bytes per document in memory.
 """
 
 import dataclasses
@@ -162,7 +162,7 @@ class _Output:
     def write(self, data: Array | bytes) -> None:
         """Append bytes; a raw file may take fewer than it is given (2 GiB at most on Linux)."""
         assert self._file is not None
-        view = memoryview(data.view(np.uint8) if isinstance(data, np.ndarray) else data)
+        view = memoryview(data.view(np.uint8).data if isinstance(data, np.ndarray) else data)
         self._hash.update(view)
         while view:
             view = view[self._file.write(view) :]

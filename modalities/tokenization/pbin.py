@@ -1,8 +1,8 @@
 """Import of Modalities' packed files (`.pbin`).
 
-Layout: 8 bytes data length, 4 bytes token width (1, 2 or 4), the data (unsigned ids, little-endian, document after document),
-then a pickle of `list[tuple[int, int]]`: offset within the data and length of each document, in bytes. The pickle is not
-unpickled: its opcodes are read here, and any that a list of pairs of integers does not need is refused.
+Layout: 8 bytes data length, 4 bytes token width (1, 2 or 4), the data (unsigned ids, little-endian, document after
+document), then a pickle of `list[tuple[int, int]]`: offset within the data and length of each document, in bytes. The pickle
+is not unpickled: its opcodes are read here, and any that a list of pairs of integers does not need is refused.
 """
 
 import pickletools
@@ -60,14 +60,14 @@ def read_pbin(path: Path, *, repair: bool = False) -> tuple[Array, Array]:
     if num_bytes == 0 and len(index):
         raise InputError(f"{path}: expected data, got a header of length 0 (packing was killed); pack it again")
     offsets, lengths = index[:, 0], index[:, 1]
-    _check(path, num_bytes, width, offsets, lengths, repair)
+    _check(path, num_bytes, width, offsets, lengths, repair=repair)
     dtype = np.dtype(f"<u{width}")
     empty = num_bytes == 0
     data = np.empty(0, dtype) if empty else np.memmap(path, dtype, "r", HEADER.size, (num_bytes // width,))
     return data, lengths // width
 
 
-def _check(path: Path, num_bytes: int, width: int, offsets: Array, lengths: Array, repair: bool) -> None:
+def _check(path: Path, num_bytes: int, width: int, offsets: Array, lengths: Array, *, repair: bool) -> None:
     total = int(lengths.sum())
     if (len(lengths) and int(lengths.min()) < 0) or np.any(lengths % width) or total != num_bytes:
         raise InputError(f"{path}: expected documents that fill {num_bytes} bytes, got {total}; pack it again")
@@ -90,7 +90,7 @@ def _read_pairs(data: bytes, path: Path) -> Array:
         for opcode, argument, _ in pickletools.genops(data):
             name = opcode.name
             if name in _INTEGERS:
-                stack.append(int(argument))
+                stack.append(int(argument or 0))
             elif name == "MARK":
                 stack.append(_MARK)
             elif name in ("TUPLE2", "TUPLE"):
@@ -114,14 +114,14 @@ def _read_pairs(data: bytes, path: Path) -> Array:
 
 
 def _append(stack: list[Any], pairs: list[tuple[int, int]], *, one: bool) -> None:
-    new = []
-    while one and not new or not one and stack[-1] is not _MARK:
-        pair = stack.pop()
-        if not (isinstance(pair, tuple) and all(type(number) is int for number in pair)):
-            raise ValueError(f"an entry {pair!r:.40}")
-        new.append(pair)
+    new: list[Any] = []
+    while (one and not new) or (not one and stack[-1] is not _MARK):
+        new.append(stack.pop())
     if not one:
         stack.pop()
-    if stack != [pairs] or stack[0] is not pairs:
+    for pair in reversed(new):
+        if not (isinstance(pair, tuple) and all(type(number) is int for number in pair)):
+            raise ValueError(f"an entry {pair!r:.40}")
+        pairs.append(pair)
+    if len(stack) != 1 or stack[0] is not pairs:
         raise ValueError("an entry outside of the list")
-    pairs.extend(reversed(new))
