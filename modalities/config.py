@@ -114,7 +114,9 @@ def _read(path: Path, seen: tuple[Path, ...]) -> Tree:
         return tree
     parent = tree.value["extends"]
     if not isinstance(parent.value, str):
-        raise ConfigError(f"{parent.where}: extends: expected the path of one config file, got {parent.raw or 'a list'}")
+        raise ConfigError(
+            f"{parent.where}: extends: expected the path of one config file, got {parent.raw or 'a list'}"
+        )
     base = (path.parent / parent.value).resolve()
     if base in seen or base == path.resolve():
         raise ConfigError(f"{parent.where}: extends: {parent.value} leads back to this file")
@@ -192,15 +194,16 @@ def _scalar(node: yaml.ScalarNode, where: str) -> Scalar:
     kind = node.tag.removeprefix("tag:yaml.org,2002:")
     if kind not in ("str", "int", "float", "bool", "null", "timestamp"):
         raise ConfigError(f"{where}: YAML tag !{kind} is not allowed")
+    text: str = node.value
     if kind in ("str", "timestamp"):
-        return node.value
+        return text
     if kind == "int" and (":" in node.value or re.fullmatch(r"[-+]?0\d+", node.value)):
-        return node.value  # base 60 and octal of YAML 1.1: nobody means them
+        return text  # base 60 and octal of YAML 1.1: nobody means them
     try:
         constructor = yaml.constructor.SafeConstructor()
-        return typing.cast(Scalar, constructor.construct_object(node))  # type: ignore[no-untyped-call]
+        return typing.cast(Scalar, constructor.construct_object(node))
     except (yaml.YAMLError, ValueError):
-        return node.value
+        return text
 
 
 # --- from tree to dataclass ------------------------------------------------------------------------------------------
@@ -217,7 +220,9 @@ def load(cls: type[T], tree: Tree, path: str = "") -> T:
             raise ConfigError(f"{child.key_where or child.where}: {_join(path, name)}: {_unknown(name, list(fields))}")
     for name, field in fields.items():
         if name not in tree.value and field.default is _MISSING and field.default_factory is _MISSING:
-            raise ConfigError(f"{tree.where}: {_join(path, name)}: missing; {field.metadata.get('help', 'it is required')}")
+            raise ConfigError(
+                f"{tree.where}: {_join(path, name)}: missing; {field.metadata.get('help', 'it is required')}"
+            )
     values = {name: _convert(hints[name], child, _join(path, name)) for name, child in tree.value.items()}
     try:
         return cls(**values)
@@ -231,7 +236,9 @@ def _join(path: str, name: str) -> str:
 
 def _unknown(name: str, known: list[str]) -> str:
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"unknown key; did you mean {close[0]!r}?" if close else f"unknown key; known keys: {', '.join(sorted(known))}"
+    return (
+        f"unknown key; did you mean {close[0]!r}?" if close else f"unknown key; known keys: {', '.join(sorted(known))}"
+    )
 
 
 def _show(tree: Tree) -> str:
@@ -272,7 +279,9 @@ def _convert_union(args: tuple[Any, ...], tree: Tree, path: str) -> Any:
     wanted = dict if isinstance(tree.value, dict) else list if isinstance(tree.value, list) else None
     for candidate in rest:
         origin = typing.get_origin(candidate)
-        shape = dict if dataclasses.is_dataclass(candidate) or origin is dict else list if origin in (list, tuple) else None
+        shape = (
+            dict if dataclasses.is_dataclass(candidate) or origin is dict else list if origin in (list, tuple) else None
+        )
         if shape is wanted:
             try:
                 return _convert(candidate, tree, path)
@@ -289,7 +298,9 @@ def _convert_choice(args: tuple[Any, ...], tree: Tree, path: str) -> Any:
     close = difflib.get_close_matches(str(tree.raw), [str(a) for a in args], n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     why = _yaml_words(tree)
-    raise ConfigError(f"{tree.where}: {path}: expected one of {', '.join(map(repr, args))}, got {_show(tree)}{why}{hint}")
+    raise ConfigError(
+        f"{tree.where}: {path}: expected one of {', '.join(map(repr, args))}, got {_show(tree)}{why}{hint}"
+    )
 
 
 def _yaml_words(tree: Tree) -> str:
@@ -358,7 +369,7 @@ def select(value: Any, kind: Kind) -> Any:
 
     For `result`, values equal to a key's `neutral` are left out. For the other kinds sections without such keys are.
     """
-    if not (dataclasses.is_dataclass(value) and not isinstance(value, type)):
+    if isinstance(value, Tree) or not (dataclasses.is_dataclass(value) and not isinstance(value, type)):
         if isinstance(value, Mapping):
             return {str(k): select(v, kind) for k, v in value.items()}
         if isinstance(value, (list, tuple)):
@@ -379,6 +390,8 @@ def select(value: Any, kind: Kind) -> Any:
 
 
 def _has_sections(item: Any) -> bool:
+    if isinstance(item, Tree):
+        return False
     if isinstance(item, Mapping):
         return any(_has_sections(v) for v in item.values())
     if isinstance(item, (list, tuple)):
@@ -405,5 +418,3 @@ def _walk_hint(hint: Any, path: str) -> Iterator[tuple[str, Any, dataclasses.Fie
     elif typing.get_origin(hint) in (types.UnionType, typing.Union, tuple, list):
         for arg in args:
             yield from _walk_hint(arg, path)
-
-

@@ -84,7 +84,9 @@ class GroupWriter:
     def __enter__(self) -> "GroupWriter":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._writer.close()
 
 
@@ -94,10 +96,22 @@ def _hash_column(column: pa.ChunkedArray, hashes: tuple[Any, ...]) -> None:
         if pa.types.is_dictionary(chunk.type):
             chunk = chunk.dictionary_decode()
         validity.update(np.ascontiguousarray(chunk.is_valid().to_numpy(zero_copy_only=False)).view(np.uint8))
-        if pa.types.is_list(chunk.type) or pa.types.is_large_list(chunk.type) or pa.types.is_fixed_size_list(chunk.type):
-            lengths.update(np.ascontiguousarray(pc.fill_null(pc.list_value_length(chunk), 0).to_numpy(zero_copy_only=False), np.int64))
+        if (
+            pa.types.is_list(chunk.type)
+            or pa.types.is_large_list(chunk.type)
+            or pa.types.is_fixed_size_list(chunk.type)
+        ):
+            lengths.update(
+                np.ascontiguousarray(
+                    pc.fill_null(pc.list_value_length(chunk), 0).to_numpy(zero_copy_only=False), np.int64
+                )
+            )
             _hash_column(pa.chunked_array([chunk.flatten()]), hashes)
-        elif pa.types.is_string(chunk.type) or pa.types.is_large_string(chunk.type) or pa.types.is_large_binary(chunk.type):
+        elif (
+            pa.types.is_string(chunk.type)
+            or pa.types.is_large_string(chunk.type)
+            or pa.types.is_large_binary(chunk.type)
+        ):
             filled = pc.fill_null(chunk, b"" if pa.types.is_large_binary(chunk.type) else "").cast(pa.large_binary())
             offsets = np.frombuffer(filled.buffers()[1], np.int64)[filled.offset : filled.offset + len(filled) + 1]
             lengths.update(np.ascontiguousarray(np.diff(offsets)))

@@ -70,16 +70,16 @@ class Generator:
 
     def _prompt(self, prompt: str) -> list[int]:
         ids: list[int] = self.tokenizer(prompt, add_special_tokens=False)["input_ids"]
-        begin = self.tokenizer.bos_token_id
+        begin = self.model.config.bos_token_id
         return [self._end() if begin is None else int(begin), *ids]
 
     def _end(self) -> int:
-        end = self.tokenizer.eos_token_id
+        end = self.model.config.eos_token_id
         if end is None:
             raise InputError(
-                "tokenizer_config.json: eos_token: expected a token, got none; name the end-of-document token"
+                "config.json: eos_token_id: expected the id of the end-of-document token, got none; add it"
             )
-        return int(end)
+        return int(end[0] if isinstance(end, list) else end)
 
 
 def _options(sampling: Sampling, room: int, end: int) -> dict[str, Any]:

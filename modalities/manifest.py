@@ -66,7 +66,9 @@ def read(folder: Path) -> Manifest:
     except ValueError as error:
         raise StoreError(f"{path}: not valid JSON ({error}); remove the folder and run again") from None
     if data.get("format") != FORMAT:
-        raise StoreError(f"{path}: expected manifest format {FORMAT}, got {data.get('format')!r}; remove the folder and run again")
+        raise StoreError(
+            f"{path}: expected manifest format {FORMAT}, got {data.get('format')!r}; remove the folder and run again"
+        )
     data["units"] = tuple(data["units"])
     return Manifest(**data)
 

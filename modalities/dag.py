@@ -1,0 +1,174 @@
+"""What the Snakemake rules ask: inputs, stamps, logs and resources of each node, from the plan.
+
+The head (the process a user starts) resolves the plan once and hands its path to jobs in `MODALITIES_PLAN`; a job that parses
+the Snakefile again, as every Slurm job does twice, reads that file.
+"""
+
+import os
+import sys
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from modalities import config as strict
+from modalities import links
+from modalities import plan as planning
+from modalities.errors import ConfigError
+from modalities.job import INVOCATION
+from modalities.plan import Instance, Plan
+from modalities.stages import NODES
+from modalities.store import Store
+
+PLAN = "MODALITIES_PLAN"
+DEFAULT_CONFIG = Path("config/demo.yaml")
+WORK = r"[0-9a-f]{32}(\.[0-9]+)?"
+"""Wildcard: the digest of an instance, or that and the number of a batch of its units."""
+
+Wildcards = Any
+
+
+class Dag:
+    """The plan as the rules see it. Cost: what resolving the plan costs, and a few file look-ups per job."""
+
+    def __init__(self, path: Path, plan: Plan) -> None:
+        self.path = path
+        self.plan = plan
+        self._by_place = {(i.node, i.digest): i for i in plan.instances.values()}
+
+    def targets(self) -> list[str]:
+        """Return the stamps of all instances."""
+        return [str(self.plan.stamp(i.node, i.digest)) for i in self.plan.instances.values()]
+
+    def inputs(self, node: str) -> Callable[[Wildcards], list[str]]:
+        """Return the input function of a node's rule: stamps of what the job reads."""
+
+        def function(wildcards: Wildcards) -> list[str]:
+            instance, batch = self._split(node, wildcards.work)
+            if batch is None and instance.units:
+                own = [self.plan.stamp(node, f"{instance.digest}.{b}") for b in range(instance.batches)]
+                return [str(p) for p in own] + [str(p) for p in self._reads(instance, None)]
+            return [str(p) for p in self._reads(instance, batch)]
+
+        return function
+
+    def _reads(self, instance: Instance, batch: int | None) -> list[Path]:
+        found = []
+        for read in (self.plan.instances[i] for i in dict.fromkeys(instance.inputs.values())):
+            aligned = batch is not None and NODES[instance.node].split == "aligned" and read.units
+            work = f"{read.digest}.{batch}" if aligned and read.batches == instance.batches else read.digest
+            found.append(self.plan.stamp(read.node, work))
+        return found
+
+    def stamp(self, node: str) -> str:
+        """Return the output pattern of a node's rule."""
+        return str(self.plan.stamp(node, "{work}"))
+
+    def log(self, node: str) -> str:
+        """Return the log pattern of a node's rule."""
+        return str(self.plan.folder / "logs" / node / "{work}.log")
+
+    def benchmark(self, node: str) -> str:
+        """Return the benchmark pattern of a node's rule."""
+        return str(self.plan.folder / "benchmarks" / node / "{work}.tsv")
+
+    def threads(self, node: str) -> Callable[[Wildcards], int]:
+        """Return the thread function of a node's rule: 1 for a job that only stamps."""
+
+        def function(wildcards: Wildcards) -> int:
+            instance, _ = self._split(node, wildcards.work)
+            return 1 if self._only_stamps(node, wildcards.work) else num_threads(instance)
+
+        return function
+
+    def memory(self, node: str) -> Callable[[Wildcards, int], int]:
+        """Return the memory function of a node's rule, in MB; it grows with the attempt."""
+
+        def function(wildcards: Wildcards, attempt: int) -> int:
+            return 500 if self._only_stamps(node, wildcards.work) else NODES[node].memory_mb * attempt
+
+        return function
+
+    def _only_stamps(self, node: str, work: str) -> bool:
+        instance, batch = self._split(node, work)
+        store = Store(self.plan.store)
+        if batch is None:
+            return store.find(node, instance.digest) is not None
+        return all(store.find(node, instance.units[u], unit=True) is not None for u in instance.batch(batch))
+
+    def _split(self, node: str, work: str) -> tuple[Instance, int | None]:
+        digest, _, batch = work.partition(".")
+        return self._by_place[node, digest], int(batch) if batch else None
+
+    def discard_forced(self, workflow: Any) -> None:
+        """Move what `--forcerun`, `--force` or `--forceall` names to the trash, so that its jobs compute it again.
+
+        Called when jobs are about to start, never in a dry run; only jobs that this invocation will run are looked at.
+        """
+        settings = workflow.dag_settings
+        store = Store(self.plan.store)
+        names = set(settings.forcerun) | (set(settings.targets) if settings.forcetargets else set())
+        for job in list(workflow.dag.needrun_jobs()):
+            node = next((n for n in NODES if NODES[n].rule == job.rule.name), None)
+            forced = settings.forceall or job.rule.name in names or any(str(o) in names for o in job.output)
+            if node is None or not forced:
+                continue
+            instance, batch = self._split(node, job.wildcards.work)
+            if batch is None:
+                store.discard(node, instance.digest)
+            else:
+                for index in instance.batch(batch):
+                    store.discard(node, instance.units[index], unit=True)
+
+
+def num_threads(instance: Instance) -> int:
+    """Return the CPU threads that a job of an instance uses."""
+    numerics = instance.section.get("numerics") if isinstance(instance.section, Mapping) else None
+    if instance.node == "pretraining" and numerics is not None:
+        return int(numerics["world_size"]) * int(numerics["threads_per_rank"])
+    if instance.node == "evaluation":
+        return int(instance.section["compute"]["threads"])
+    return 1
+
+
+def open_dag(workflow: Any) -> Dag:
+    """Resolve the plan (head) or read it (job). `workflow` is Snakemake's."""
+    known = os.environ.get(PLAN)
+    if known is not None and not workflow.is_main_process:
+        path = Path(known)
+        return Dag(path, planning.read(path))
+    _refuse_profile()
+    settings = workflow.config_settings
+    paths = [Path(os.path.relpath(p)) for p in settings.configfiles] or [DEFAULT_CONFIG]
+    plan = planning.resolve(planning.load_tree(paths, strict.from_python(dict(settings.config), "--config")))
+    path = planning.write(plan)
+    os.environ[PLAN] = str(path)
+    os.environ[INVOCATION] = uuid.uuid4().hex
+    return Dag(path, plan)
+
+
+def prepare(plan: Plan) -> None:
+    """Remove stamps whose instance or units are gone, and refresh the links of what is there."""
+    store = Store(plan.store)
+    for instance in plan.instances.values():
+        stamp = plan.stamp(instance.node, instance.digest)
+        if not stamp.exists():
+            continue
+        if store.find(instance.node, instance.digest) is None:
+            stamp.unlink()
+        else:
+            links.update(plan, instance)
+        for batch in range(instance.batches):
+            part = plan.stamp(instance.node, f"{instance.digest}.{batch}")
+            keys = (instance.units[u] for u in instance.batch(batch))
+            if part.exists() and not all(store.find(instance.node, key, unit=True) for key in keys):
+                part.unlink()
+
+
+def _refuse_profile() -> None:
+    """`--profile` beside the default profile, which Snakemake finds by itself, loses without a word."""
+    if any(arg == "--profile" or arg.startswith("--profile=") for arg in sys.argv):
+        raise ConfigError(
+            "expected --workflow-profile, got --profile, which the default profile would silently override; "
+            "write --workflow-profile profiles/<name>"
+        )
