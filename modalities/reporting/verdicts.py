@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
-from scipy import optimize, stats  # type: ignore[import-untyped,unused-ignore]
+from scipy import optimize, stats
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
