@@ -352,7 +352,7 @@ def _data(run: RunConfig) -> Iterator[Spec]:
         yield Spec(
             node="filtering.scores",
             scope=s,
-            section=filtering.scores_section(run.filtering, s, language),
+            section=filtering_config.scores_section(run.filtering, s, language),
             inputs=_take(read, "ingestion"),
         )
         yield Spec(
@@ -364,13 +364,13 @@ def _data(run: RunConfig) -> Iterator[Spec]:
         yield Spec(
             node="deduplication.signatures",
             scope=s,
-            section=deduplication.signatures_section(run.deduplication, language),
+            section=deduplication_config.signatures_section(run.deduplication, language),
             inputs=read,
         )
     yield Spec(
         node="deduplication.clusters",
         scope="",
-        section=deduplication.clusters_section(run.deduplication, languages),
+        section=deduplication_config.clusters_section(run.deduplication, languages),
         inputs={f"signatures:{s}": ("deduplication.signatures", s) for s in languages} | {"heldout": ("heldout", "")},
     )
     for s in languages:
@@ -395,7 +395,7 @@ def _tokens(run: RunConfig) -> Iterator[Spec]:
         "filtering": "filtering",
         "deduplication": "deduplication",
     }
-    tokenizer = tokenization.tokenizer_section(run.tokenization, sources)
+    tokenizer = tokenization_config.tokenizer_section(run.tokenization, sources)
     yield Spec(
         node="tokenization.tokenizer",
         scope="",
@@ -462,8 +462,8 @@ def _after_training(run: RunConfig, steps: tuple[int, ...], by_end: Mapping[int,
             inputs = reads | {"heldout": ("heldout", "")}
             if evaluation_config.needs_conversion(suite):
                 inputs["conversion"] = ("conversion", str(step))
-            section = evaluation_config.section(run.evaluation, suite, step)
-            yield Spec(node="evaluation", scope=f"{step}/{suite}", section=section, inputs=inputs)
+            measured = evaluation_config.section(run.evaluation, suite, step)
+            yield Spec(node="evaluation", scope=f"{step}/{suite}", section=measured, inputs=inputs)
 
 
 def _shards(run: RunConfig) -> dict[str, tuple[str, str]]:

@@ -1,4 +1,5 @@
 # What every rule file uses: the plan as the rules see it, and the command line in the environment that runs Snakemake.
+import shlex
 import sys
 from pathlib import Path
 
@@ -9,14 +10,14 @@ from modalities import dag
 from modalities.errors import ModalitiesError
 
 try:
-    DAG = dag.open_dag(workflow)
+    RUN = dag.open_dag(workflow)
     if workflow.is_main_process:
-        dag.prepare(DAG.plan)
+        dag.prepare(RUN.plan)
 except ModalitiesError as error:
     raise WorkflowError(str(error)) from None
 
-PLAN = DAG.path
-JOB = f"{sys.executable} -m modalities job"
+
+JOB = f"{shlex.quote(sys.executable)} -m modalities job --plan {shlex.quote(str(RUN.path))}"
 
 
 wildcard_constraints:
@@ -24,4 +25,4 @@ wildcard_constraints:
 
 
 onstart:
-    DAG.discard_forced(workflow)
+    RUN.discard_forced(workflow)

@@ -1,17 +1,19 @@
 rule conversion:
     """Write and verify a Hugging Face directory."""
     input:
-        DAG.inputs("conversion"),
+        RUN.inputs("conversion"),
     output:
-        DAG.stamp("conversion"),
+        RUN.stamp("conversion"),
     log:
-        DAG.log("conversion"),
+        RUN.log("conversion"),
     benchmark:
-        DAG.benchmark("conversion")
+        RUN.benchmark("conversion")
     conda:
         "../environment.yml"
-    threads: DAG.threads("conversion")
+    threads: RUN.threads("conversion")
     resources:
-        mem_mb=DAG.memory("conversion"),
+        mem_mb=RUN.memory("conversion"),
+    params:
+        job=JOB,
     shell:
-        "{JOB} --plan {PLAN} --node conversion --work {wildcards.work} > {log:q} 2>&1"
+        "{params.job} --node conversion --work {wildcards.work} > {log:q} 2>&1"

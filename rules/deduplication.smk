@@ -1,55 +1,61 @@
 rule deduplication_signatures:
     """Compute text hashes and MinHash signatures."""
     input:
-        DAG.inputs("deduplication.signatures"),
+        RUN.inputs("deduplication.signatures"),
     output:
-        DAG.stamp("deduplication.signatures"),
+        RUN.stamp("deduplication.signatures"),
     log:
-        DAG.log("deduplication.signatures"),
+        RUN.log("deduplication.signatures"),
     benchmark:
-        DAG.benchmark("deduplication.signatures")
+        RUN.benchmark("deduplication.signatures")
     conda:
         "../environment.yml"
-    threads: DAG.threads("deduplication.signatures")
+    threads: RUN.threads("deduplication.signatures")
     resources:
-        mem_mb=DAG.memory("deduplication.signatures"),
+        mem_mb=RUN.memory("deduplication.signatures"),
+    params:
+        job=JOB,
     shell:
-        "{JOB} --plan {PLAN} --node deduplication.signatures --work {wildcards.work} > {log:q} 2>&1"
+        "{params.job} --node deduplication.signatures --work {wildcards.work} > {log:q} 2>&1"
 
 
 rule deduplication_clusters:
     """Find duplicates over all units."""
     input:
-        DAG.inputs("deduplication.clusters"),
+        RUN.inputs("deduplication.clusters"),
     output:
-        DAG.stamp("deduplication.clusters"),
+        RUN.stamp("deduplication.clusters"),
     log:
-        DAG.log("deduplication.clusters"),
+        RUN.log("deduplication.clusters"),
     benchmark:
-        DAG.benchmark("deduplication.clusters")
+        RUN.benchmark("deduplication.clusters")
     conda:
         "../environment.yml"
-    threads: DAG.threads("deduplication.clusters")
+    threads: RUN.threads("deduplication.clusters")
     resources:
-        mem_mb=DAG.memory("deduplication.clusters"),
+        mem_mb=RUN.memory("deduplication.clusters"),
+    params:
+        job=JOB,
     shell:
-        "{JOB} --plan {PLAN} --node deduplication.clusters --work {wildcards.work} > {log:q} 2>&1"
+        "{params.job} --node deduplication.clusters --work {wildcards.work} > {log:q} 2>&1"
 
 
 rule deduplication:
     """Mark the documents that leave."""
     input:
-        DAG.inputs("deduplication"),
+        RUN.inputs("deduplication"),
     output:
-        DAG.stamp("deduplication"),
+        RUN.stamp("deduplication"),
     log:
-        DAG.log("deduplication"),
+        RUN.log("deduplication"),
     benchmark:
-        DAG.benchmark("deduplication")
+        RUN.benchmark("deduplication")
     conda:
         "../environment.yml"
-    threads: DAG.threads("deduplication")
+    threads: RUN.threads("deduplication")
     resources:
-        mem_mb=DAG.memory("deduplication"),
+        mem_mb=RUN.memory("deduplication"),
+    params:
+        job=JOB,
     shell:
-        "{JOB} --plan {PLAN} --node deduplication --work {wildcards.work} > {log:q} 2>&1"
+        "{params.job} --node deduplication --work {wildcards.work} > {log:q} 2>&1"

@@ -1,36 +1,40 @@
 rule evaluation:
     """Measure one checkpoint with one suite."""
     input:
-        DAG.inputs("evaluation"),
+        RUN.inputs("evaluation"),
     output:
-        DAG.stamp("evaluation"),
+        RUN.stamp("evaluation"),
     log:
-        DAG.log("evaluation"),
+        RUN.log("evaluation"),
     benchmark:
-        DAG.benchmark("evaluation")
+        RUN.benchmark("evaluation")
     conda:
         "../environment.yml"
-    threads: DAG.threads("evaluation")
+    threads: RUN.threads("evaluation")
     resources:
-        mem_mb=DAG.memory("evaluation"),
+        mem_mb=RUN.memory("evaluation"),
+    params:
+        job=JOB,
     shell:
-        "{JOB} --plan {PLAN} --node evaluation --work {wildcards.work} > {log:q} 2>&1"
+        "{params.job} --node evaluation --work {wildcards.work} > {log:q} 2>&1"
 
 
 rule evaluation_baselines:
     """Measure xz and a token bigram on the held-out text."""
     input:
-        DAG.inputs("evaluation.baselines"),
+        RUN.inputs("evaluation.baselines"),
     output:
-        DAG.stamp("evaluation.baselines"),
+        RUN.stamp("evaluation.baselines"),
     log:
-        DAG.log("evaluation.baselines"),
+        RUN.log("evaluation.baselines"),
     benchmark:
-        DAG.benchmark("evaluation.baselines")
+        RUN.benchmark("evaluation.baselines")
     conda:
         "../environment.yml"
-    threads: DAG.threads("evaluation.baselines")
+    threads: RUN.threads("evaluation.baselines")
     resources:
-        mem_mb=DAG.memory("evaluation.baselines"),
+        mem_mb=RUN.memory("evaluation.baselines"),
+    params:
+        job=JOB,
     shell:
-        "{JOB} --plan {PLAN} --node evaluation.baselines --work {wildcards.work} > {log:q} 2>&1"
+        "{params.job} --node evaluation.baselines --work {wildcards.work} > {log:q} 2>&1"

@@ -1,55 +1,61 @@
 rule heldout:
     """Draw the held-out documents, before any filter."""
     input:
-        DAG.inputs("heldout"),
+        RUN.inputs("heldout"),
     output:
-        DAG.stamp("heldout"),
+        RUN.stamp("heldout"),
     log:
-        DAG.log("heldout"),
+        RUN.log("heldout"),
     benchmark:
-        DAG.benchmark("heldout")
+        RUN.benchmark("heldout")
     conda:
         "../environment.yml"
-    threads: DAG.threads("heldout")
+    threads: RUN.threads("heldout")
     resources:
-        mem_mb=DAG.memory("heldout"),
+        mem_mb=RUN.memory("heldout"),
+    params:
+        job=JOB,
     shell:
-        "{JOB} --plan {PLAN} --node heldout --work {wildcards.work} > {log:q} 2>&1"
+        "{params.job} --node heldout --work {wildcards.work} > {log:q} 2>&1"
 
 
 rule filtering_scores:
     """Compute the scores of every document."""
     input:
-        DAG.inputs("filtering.scores"),
+        RUN.inputs("filtering.scores"),
     output:
-        DAG.stamp("filtering.scores"),
+        RUN.stamp("filtering.scores"),
     log:
-        DAG.log("filtering.scores"),
+        RUN.log("filtering.scores"),
     benchmark:
-        DAG.benchmark("filtering.scores")
+        RUN.benchmark("filtering.scores")
     conda:
         "../environment.yml"
-    threads: DAG.threads("filtering.scores")
+    threads: RUN.threads("filtering.scores")
     resources:
-        mem_mb=DAG.memory("filtering.scores"),
+        mem_mb=RUN.memory("filtering.scores"),
+    params:
+        job=JOB,
     shell:
-        "{JOB} --plan {PLAN} --node filtering.scores --work {wildcards.work} > {log:q} 2>&1"
+        "{params.job} --node filtering.scores --work {wildcards.work} > {log:q} 2>&1"
 
 
 rule filtering:
     """Apply thresholds to scores."""
     input:
-        DAG.inputs("filtering"),
+        RUN.inputs("filtering"),
     output:
-        DAG.stamp("filtering"),
+        RUN.stamp("filtering"),
     log:
-        DAG.log("filtering"),
+        RUN.log("filtering"),
     benchmark:
-        DAG.benchmark("filtering")
+        RUN.benchmark("filtering")
     conda:
         "../environment.yml"
-    threads: DAG.threads("filtering")
+    threads: RUN.threads("filtering")
     resources:
-        mem_mb=DAG.memory("filtering"),
+        mem_mb=RUN.memory("filtering"),
+    params:
+        job=JOB,
     shell:
-        "{JOB} --plan {PLAN} --node filtering --work {wildcards.work} > {log:q} 2>&1"
+        "{params.job} --node filtering --work {wildcards.work} > {log:q} 2>&1"

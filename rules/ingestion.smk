@@ -1,17 +1,19 @@
 rule ingestion:
     """Read raw files into documents; a unit per file."""
     input:
-        DAG.inputs("ingestion"),
+        RUN.inputs("ingestion"),
     output:
-        DAG.stamp("ingestion"),
+        RUN.stamp("ingestion"),
     log:
-        DAG.log("ingestion"),
+        RUN.log("ingestion"),
     benchmark:
-        DAG.benchmark("ingestion")
+        RUN.benchmark("ingestion")
     conda:
         "../environment.yml"
-    threads: DAG.threads("ingestion")
+    threads: RUN.threads("ingestion")
     resources:
-        mem_mb=DAG.memory("ingestion"),
+        mem_mb=RUN.memory("ingestion"),
+    params:
+        job=JOB,
     shell:
-        "{JOB} --plan {PLAN} --node ingestion --work {wildcards.work} > {log:q} 2>&1"
+        "{params.job} --node ingestion --work {wildcards.work} > {log:q} 2>&1"

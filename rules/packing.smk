@@ -1,17 +1,19 @@
 rule packing:
     """Cut token shards into sequences and merge their counts."""
     input:
-        DAG.inputs("packing"),
+        RUN.inputs("packing"),
     output:
-        DAG.stamp("packing"),
+        RUN.stamp("packing"),
     log:
-        DAG.log("packing"),
+        RUN.log("packing"),
     benchmark:
-        DAG.benchmark("packing")
+        RUN.benchmark("packing")
     conda:
         "../environment.yml"
-    threads: DAG.threads("packing")
+    threads: RUN.threads("packing")
     resources:
-        mem_mb=DAG.memory("packing"),
+        mem_mb=RUN.memory("packing"),
+    params:
+        job=JOB,
     shell:
-        "{JOB} --plan {PLAN} --node packing --work {wildcards.work} > {log:q} 2>&1"
+        "{params.job} --node packing --work {wildcards.work} > {log:q} 2>&1"

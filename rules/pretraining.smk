@@ -1,17 +1,19 @@
 rule pretraining:
     """Train one segment, from a boundary step to the next."""
     input:
-        DAG.inputs("pretraining"),
+        RUN.inputs("pretraining"),
     output:
-        DAG.stamp("pretraining"),
+        RUN.stamp("pretraining"),
     log:
-        DAG.log("pretraining"),
+        RUN.log("pretraining"),
     benchmark:
-        DAG.benchmark("pretraining")
+        RUN.benchmark("pretraining")
     conda:
         "../environment.yml"
-    threads: DAG.threads("pretraining")
+    threads: RUN.threads("pretraining")
     resources:
-        mem_mb=DAG.memory("pretraining"),
+        mem_mb=RUN.memory("pretraining"),
+    params:
+        job=JOB,
     shell:
-        "{JOB} --plan {PLAN} --node pretraining --work {wildcards.work} > {log:q} 2>&1"
+        "{params.job} --node pretraining --work {wildcards.work} > {log:q} 2>&1"

@@ -1,17 +1,19 @@
 rule reporting:
     """Write the report."""
     input:
-        DAG.inputs("reporting"),
+        RUN.inputs("reporting"),
     output:
-        DAG.stamp("reporting"),
+        RUN.stamp("reporting"),
     log:
-        DAG.log("reporting"),
+        RUN.log("reporting"),
     benchmark:
-        DAG.benchmark("reporting")
+        RUN.benchmark("reporting")
     conda:
         "../environment.yml"
-    threads: DAG.threads("reporting")
+    threads: RUN.threads("reporting")
     resources:
-        mem_mb=DAG.memory("reporting"),
+        mem_mb=RUN.memory("reporting"),
+    params:
+        job=JOB,
     shell:
-        "{JOB} --plan {PLAN} --node reporting --work {wildcards.work} > {log:q} 2>&1"
+        "{params.job} --node reporting --work {wildcards.work} > {log:q} 2>&1"

@@ -1,55 +1,61 @@
 rule tokenization_tokenizer:
     """Train or import the tokenizer."""
     input:
-        DAG.inputs("tokenization.tokenizer"),
+        RUN.inputs("tokenization.tokenizer"),
     output:
-        DAG.stamp("tokenization.tokenizer"),
+        RUN.stamp("tokenization.tokenizer"),
     log:
-        DAG.log("tokenization.tokenizer"),
+        RUN.log("tokenization.tokenizer"),
     benchmark:
-        DAG.benchmark("tokenization.tokenizer")
+        RUN.benchmark("tokenization.tokenizer")
     conda:
         "../environment.yml"
-    threads: DAG.threads("tokenization.tokenizer")
+    threads: RUN.threads("tokenization.tokenizer")
     resources:
-        mem_mb=DAG.memory("tokenization.tokenizer"),
+        mem_mb=RUN.memory("tokenization.tokenizer"),
+    params:
+        job=JOB,
     shell:
-        "{JOB} --plan {PLAN} --node tokenization.tokenizer --work {wildcards.work} > {log:q} 2>&1"
+        "{params.job} --node tokenization.tokenizer --work {wildcards.work} > {log:q} 2>&1"
 
 
 rule tokenization:
     """Encode documents into token shards."""
     input:
-        DAG.inputs("tokenization"),
+        RUN.inputs("tokenization"),
     output:
-        DAG.stamp("tokenization"),
+        RUN.stamp("tokenization"),
     log:
-        DAG.log("tokenization"),
+        RUN.log("tokenization"),
     benchmark:
-        DAG.benchmark("tokenization")
+        RUN.benchmark("tokenization")
     conda:
         "../environment.yml"
-    threads: DAG.threads("tokenization")
+    threads: RUN.threads("tokenization")
     resources:
-        mem_mb=DAG.memory("tokenization"),
+        mem_mb=RUN.memory("tokenization"),
+    params:
+        job=JOB,
     shell:
-        "{JOB} --plan {PLAN} --node tokenization --work {wildcards.work} > {log:q} 2>&1"
+        "{params.job} --node tokenization --work {wildcards.work} > {log:q} 2>&1"
 
 
 rule tokenization_heldout:
     """Encode the held-out documents."""
     input:
-        DAG.inputs("tokenization.heldout"),
+        RUN.inputs("tokenization.heldout"),
     output:
-        DAG.stamp("tokenization.heldout"),
+        RUN.stamp("tokenization.heldout"),
     log:
-        DAG.log("tokenization.heldout"),
+        RUN.log("tokenization.heldout"),
     benchmark:
-        DAG.benchmark("tokenization.heldout")
+        RUN.benchmark("tokenization.heldout")
     conda:
         "../environment.yml"
-    threads: DAG.threads("tokenization.heldout")
+    threads: RUN.threads("tokenization.heldout")
     resources:
-        mem_mb=DAG.memory("tokenization.heldout"),
+        mem_mb=RUN.memory("tokenization.heldout"),
+    params:
+        job=JOB,
     shell:
-        "{JOB} --plan {PLAN} --node tokenization.heldout --work {wildcards.work} > {log:q} 2>&1"
+        "{params.job} --node tokenization.heldout --work {wildcards.work} > {log:q} 2>&1"
