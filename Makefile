@@ -1,0 +1,31 @@
+# make demo: from a fresh clone to a trained model and a report. make test: every check and test.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export OMP_NUM_THREADS ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+
+.PHONY: demo test check-style clean
+demo: $(VENV)/.ready
+	$(BIN)/modalities run config/demo.yaml
+
+test: $(VENV)/.ready check-style
+	$(BIN)/python -m pytest
+
+check-style: $(VENV)/.ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/snakefmt --check rules workflow
+	$(BIN)/mypy
+	$(BIN)/snakemake --lint --configfile config/tiny.yaml
+
+# torch first and pinned: any other request may fetch another version with gigabytes of CUDA
+$(VENV)/.ready: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "torch==2.13.0"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	$(BIN)/python -c "import torch; assert torch.__version__.startswith('2.13.'), torch.__version__"
+	touch $@
+
+clean:
+	rm -rf results .snakemake
