@@ -33,6 +33,9 @@ from modalities.manifest import write_json
 from modalities.models import architectures
 from modalities.models.llama_config import LlamaConfig
 
+# One rank without a process group is meant; DCP warns of it at every call.
+warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+
 NAME = "checkpoint.json"
 FORMAT = 1
 MODEL, OPTIMIZER = "model.", "optimizer."
@@ -89,9 +92,7 @@ class Saving:
 def save(folder: Path, tensors: Mapping[str, Tensor], progress: Progress) -> None:
     """Write a checkpoint into `folder`, which must not exist. All ranks call it and return when it is there."""
     writer = _prepare(folder)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        state_dict_saver.save(dict(tensors), storage_writer=writer, no_dist=not dist.is_initialized())
+    state_dict_saver.save(dict(tensors), storage_writer=writer, no_dist=not dist.is_initialized())
     if _rank() == 0:
         _publish(_partial(folder), folder, progress)
     if dist.is_initialized():
@@ -106,10 +107,8 @@ def save_in_background(
     `group` is a gloo group that nothing else uses: on a shared one its messages mix with training's and abort the process.
     """
     writer = _prepare(folder)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        alone = not dist.is_initialized()
-        future = state_dict_saver.async_save(dict(tensors), storage_writer=writer, process_group=group, no_dist=alone)
+    alone = not dist.is_initialized()
+    future = state_dict_saver.async_save(dict(tensors), storage_writer=writer, process_group=group, no_dist=alone)
     assert isinstance(future, Future)
     return Saving(folder, progress, future)
 
@@ -189,9 +188,7 @@ def load(folder: Path, tensors: Mapping[str, Tensor]) -> Progress:
             raise StoreError(
                 f"{folder}: {name}: expected shape and type {wanted}, got {got}; the checkpoint is another model's"
             )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        state_dict_loader.load(dict(tensors), storage_reader=reader, no_dist=not dist.is_initialized())
+    state_dict_loader.load(dict(tensors), storage_reader=reader, no_dist=not dist.is_initialized())
     return progress
 
 

@@ -154,7 +154,7 @@ class NumericsConfig:
 class RuntimeConfig:
     """What changes neither bits nor meaning."""
 
-    log_every: int = key(10, help="Steps between lines of metrics.jsonl.", kind="runtime")
+    log_every: int = key(1, help="Steps between lines of metrics.jsonl.", kind="runtime")
     checkpoint_every_steps: int | None = key(None, help="Steps between resume checkpoints.", kind="runtime")
     checkpoint_every_seconds: float | None = key(
         60.0, help="Seconds between resume checkpoints; null: by steps alone.", kind="runtime"
@@ -164,6 +164,7 @@ class RuntimeConfig:
     validate_every: int | None = key(
         None, help="Steps between validations inside a segment; its end always has one.", kind="runtime"
     )
+    validation_tokens: int = key(65536, help="Tokens per source for it, at most.", kind="runtime")
     validation_documents: int = key(
         64, help="Held-out documents per source for validation while training.", kind="runtime"
     )
@@ -450,7 +451,9 @@ def _check_layout(config: PretrainingConfig, model: LlamaConfig) -> None:
             "numerics.layout.tensor",
             f"expected a divisor of model.kv_heads={model.kv_heads}, got {layout.tensor}; take {math.gcd(model.kv_heads, layout.tensor)}",
         )
-    if layout.strategy == "ddp" and (layout.replicate > 1 or layout.tensor > 1 or layout.cpu_offload):
+    half = config.numerics.precision == "bfloat16"
+    if layout.strategy == "ddp" and (layout.replicate > 1 or layout.tensor > 1 or layout.cpu_offload or half):
         raise Invalid(
-            "numerics.layout.strategy", "expected fsdp with replicate, tensor or cpu_offload, got ddp; take fsdp"
+            "numerics.layout.strategy",
+            "expected fsdp with replicate, tensor, cpu_offload or bfloat16, got ddp; take fsdp",
         )

@@ -53,7 +53,7 @@ class _Pieces(torch.autograd.Function):
     """Loss and gradients in one pass over pieces of tokens; the backward pass only scales them."""
 
     @staticmethod
-    def forward(
+    def forward(  # noqa: PLR0917
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, piece_tokens: int, z_loss: float
     ) -> tuple[Tensor, Tensor]:
         wanted = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
@@ -81,7 +81,7 @@ def _at(grad: Tensor | None, piece: slice) -> Tensor | None:
     return None if grad is None else grad[piece]
 
 
-def _piece(
+def _piece(  # noqa: PLR0917
     hidden: Tensor,
     weight: Tensor,
     targets: Tensor,
@@ -107,7 +107,7 @@ def _piece(
     grad = log_probability.exp_()
     if partition is not None:
         grad *= 1.0 + 2.0 * z_loss * partition
-    grad.scatter_add_(1, index, torch.full_like(own, -1.0))
+    grad.scatter_(1, index, grad.gather(1, index) - 1.0)
     grad = grad.mul_(counts).to(hidden.dtype)
     torch.mm(grad, weight, out=grad_hidden)
     if grad_weight.dtype == grad.dtype:

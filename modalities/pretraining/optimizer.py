@@ -56,10 +56,11 @@ class Optimizer:
                 tensor.fill_(number)
 
     def _states(self) -> Iterator[tuple[nn.Parameter, str, Tensor]]:
-        for optimizer in (self._adamw, self._muon):
-            if optimizer is not None:
-                for parameter, state in optimizer.state.items():
-                    for kind, tensor in state.items():
+        owners = [optimizer for optimizer in (self._adamw, self._muon) if optimizer is not None]
+        for parameter in self._names:
+            for optimizer in owners:
+                if parameter in optimizer.state:
+                    for kind, tensor in optimizer.state[parameter].items():
                         yield parameter, kind, tensor
 
 
