@@ -5,6 +5,7 @@ same source, so names, topic and register give the true one away. A document is 
 `ending_bytes`, white space collapsed; of all passages of a source, `items` are taken, spread evenly by a keyed hash.
 """
 
+import dataclasses
 import hashlib
 import itertools
 import json
@@ -48,64 +49,68 @@ def write_task(heldout: Upstream, config: ContinuationConfig, folder: Path) -> d
     }
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Passage:
+    """A piece of a document."""
+
+    document: Document
+    number: int
+    context: str
+    ending: str
+
+
 def make_items(documents: list[Document], config: ContinuationConfig) -> list[Item]:
     """Return the items of one source's documents; none if too few documents are long enough."""
-    passages = [(document, *passage) for document in documents for passage in _passages(document.text, config)]
+    passages = [passage for document in documents for passage in _passages(document, config)]
     endings: dict[str, list[str]] = {}
-    for document, _, _, ending in passages:
-        endings.setdefault(document.id, []).append(ending)
+    for passage in passages:
+        endings.setdefault(passage.document.id, []).append(passage.ending)
     if len(endings) < config.choices:
         return []
-    passages.sort(key=lambda passage: _draw(config.seed, "item", passage[0].source, passage[0].id, passage[1]))
-    items = (_item(*passage, endings, config) for passage in passages)
+    passages.sort(key=lambda p: _draw(config.seed, "item", p.document.source, p.document.id, p.number))
+    items = (_item(passage, endings, config) for passage in passages)
     return list(itertools.islice((item for item in items if item is not None), config.items))
 
 
-def _item(
-    document: Document,
-    number: int,
-    context: str,
-    ending: str,
-    endings: dict[str, list[str]],
-    config: ContinuationConfig,
-) -> Item | None:
+def _passages(document: Document, config: ContinuationConfig) -> Iterator[Passage]:
+    """Yield consecutive passages; a last piece that is too short is left out."""
+    words = document.text.split()
+    number = start = 0
+    while True:
+        middle = _take(words, start, config.context_bytes)
+        end = _take(words, middle, config.ending_bytes)
+        if middle is None or end is None:
+            return
+        yield Passage(
+            document=document, number=number, context=" ".join(words[start:middle]), ending=" ".join(words[middle:end])
+        )
+        number, start = number + 1, end
+
+
+def _item(passage: Passage, endings: dict[str, list[str]], config: ContinuationConfig) -> Item | None:
     """Return one item, or None where the other documents do not offer enough different endings."""
 
     def draw(*parts: Any) -> int:
-        return _draw(config.seed, document.source, document.id, number, *parts)
+        return _draw(config.seed, passage.document.source, passage.document.id, passage.number, *parts)
 
-    others = sorted((other for other in endings if other != document.id), key=lambda other: draw("other", other))
-    wrong: list[str] = []
+    others = sorted((other for other in endings if other != passage.document.id), key=lambda o: draw("other", o))
+    choices = [passage.ending]
     for other in others:
         candidate = endings[other][draw("passage", other) % len(endings[other])]
-        if candidate != ending and candidate not in wrong:
-            wrong.append(candidate)
-        if len(wrong) == config.choices - 1:
+        if candidate not in choices:
+            choices.append(candidate)
+        if len(choices) == config.choices:
             break
-    if len(wrong) < config.choices - 1:
+    if len(choices) < config.choices:
         return None
-    choices = [ending, *wrong]
     order = sorted(range(len(choices)), key=lambda place: draw("place", place))
     return {
-        "source": document.source,
-        "document": document.id,
-        "passage": context,
+        "source": passage.document.source,
+        "document": passage.document.id,
+        "passage": passage.context,
         "endings": [choices[place] for place in order],
         "label": order.index(0),
     }
-
-
-def _passages(text: str, config: ContinuationConfig) -> Iterator[tuple[int, str, str]]:
-    """Yield (number, context, ending) of consecutive passages; a last piece that is too short is left."""
-    words = text.split()
-    number = at = 0
-    while True:
-        after_context = _take(words, at, config.context_bytes)
-        after_ending = _take(words, after_context, config.ending_bytes)
-        if after_ending is None or after_context is None:
-            return
-        yield number, " ".join(words[at:after_context]), " ".join(words[after_context:after_ending])
-        number, at = number + 1, after_ending
 
 
 def _take(words: list[str], start: int | None, num_bytes: int) -> int | None:

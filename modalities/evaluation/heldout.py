@@ -44,7 +44,7 @@ def run_heldout(work: Work[EvaluationSection]) -> Result:
     section, trained = work.section, work.inputs["pretraining"]
     assert section.heldout is not None
     device = pick_device(section.compute)
-    tokenizer = open_tokenizer(work.inputs["tokenizer"].folder)
+    tokenizer = open_tokenizer(work.inputs["tokenizer"])
     config, model = open_model(trained.folder)
     model.to(device)
     assert config.vocab_size is not None

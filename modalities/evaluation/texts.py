@@ -9,7 +9,6 @@ whatever the tokenizer makes of it. Special tokens written out in a text are tex
 import dataclasses
 import json
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -72,50 +71,33 @@ def sources_of(documents: Iterable[Document]) -> dict[str, list[Document]]:
     return grouped
 
 
-def open_tokenizer(folder: Path) -> TextTokenizer:
-    """Read a tokenizer folder: `tokenizer.json`, and `tokenizer_config.json` for the names of the boundary tokens."""
+def open_tokenizer(made: Upstream) -> TextTokenizer:
+    """Open the tokenizer of `tokenization.tokenizer`; its manifest names the boundary tokens."""
     from tokenizers import Tokenizer
 
-    path = folder / "tokenizer.json"
+    path, info = made.folder / "tokenizer.json", made.manifest.info
     try:
         tokenizer = Tokenizer.from_file(str(path))
-        config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     except Exception as error:  # tokenizers raises bare exceptions
         raise StoreError(f"{path}: not a readable tokenizer ({error}); run `modalities store verify`") from None
     tokenizer.encode_special_tokens = True
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    end = _id(tokenizer, config, "eos_token", path)
-    begin = _id(tokenizer, config, "bos_token", path)
-    if end is None:
-        raise InputError(
-            f"{folder / 'tokenizer_config.json'}: eos_token: expected a token of the vocabulary, got none; name it"
-        )
 
     def encode(texts: list[str]) -> list[Ids]:
         encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(encoding.ids, np.int64) for encoding in encodings]
 
+    end, begin = info["end_of_document_id"], info["begin_of_document_id"]
     model = json.loads(tokenizer.to_str())["model"]
     unknown = model.get("unk_token")
     return TextTokenizer(
         encode=encode,
         boundary=end if begin is None else begin,
         end_of_document=end,
-        num_ids=tokenizer.get_vocab_size(with_added_tokens=True),
+        num_ids=info["vocab_size"],
         unknown=tokenizer.token_to_id(unknown) if isinstance(unknown, str) and not model.get("byte_fallback") else None,
     )
-
-
-def _id(tokenizer: Any, config: dict[str, Any], role: str, path: Path) -> int | None:
-    token = config.get(role)
-    token = token["content"] if isinstance(token, dict) else token
-    if token is None:
-        return None
-    found: int | None = tokenizer.token_to_id(token)
-    if found is None:
-        raise InputError(f"{path}: expected {role} {token!r} in the vocabulary, got none; add it to the tokenizer")
-    return found
 
 
 def check_vocabulary(tokenizer: TextTokenizer, *, embeddings: int, what: str) -> None:
