@@ -271,25 +271,53 @@ def band_keys(signatures: U8, width: int, high: U64, low: U64) -> None:
             low[doc, band] = xxh64(signatures, start, start + width, np.uint64(1))
 
 
+# --- clusters ---------------------------------------------------------------------------------------------------------
+
+
 @_compile
-def unite(parents: I64, left: I64, right: I64) -> None:
+def _unite(parents: Any, x: Any, y: Any) -> None:
+    while parents[x] != x:
+        parents[x] = parents[parents[x]]
+        x = parents[x]
+    while parents[y] != y:
+        parents[y] = parents[parents[y]]
+        y = parents[y]
+    if x < y:
+        parents[y] = x
+    else:
+        parents[x] = y
+
+
+@_compile
+def unite(parents: Any, left: I64, right: I64) -> None:
     """Join the sets of `left[i]` and `right[i]`; the smallest member of a set is its root."""
     for i in range(len(left)):
-        x, y = left[i], right[i]
-        while parents[x] != x:
-            parents[x] = parents[parents[x]]
-            x = parents[x]
-        while parents[y] != y:
-            parents[y] = parents[parents[y]]
-            y = parents[y]
-        if x < y:
-            parents[y] = x
-        else:
-            parents[x] = y
+        _unite(parents, left[i], right[i])
 
 
 @_compile
-def flatten(parents: I64) -> None:
-    """Replace every entry by its root. Roots come before their members, so one pass is enough."""
+def unite_equal(parents: Any, nodes: Any, keys: U64, table: U64, bits: int, part: int) -> None:
+    """Join nodes whose 128-bit keys (rows of `keys`) are equal, of those keys whose first `bits` bits are `part`.
+
+    `table` (power of two, 3) is zeros and must have more rows than there are distinct keys: upper half, lower half,
+    node + 1.
+    """
+    mask = np.uint64(table.shape[0] - 1)
+    for i in range(len(nodes)):
+        high, low = keys[i, 0], keys[i, 1]
+        if bits > 0 and high >> np.uint64(64 - bits) != np.uint64(part):
+            continue
+        slot = low & mask
+        while table[slot, 2] != 0 and (table[slot, 0] != high or table[slot, 1] != low):
+            slot = (slot + np.uint64(1)) & mask
+        if table[slot, 2] == 0:
+            table[slot, 0], table[slot, 1], table[slot, 2] = high, low, np.uint64(nodes[i] + 1)
+        else:
+            _unite(parents, np.int64(table[slot, 2]) - 1, np.int64(nodes[i]))
+
+
+@_compile
+def flatten(parents: Any) -> None:
+    """Replace every entry by its root. Parents come before their children, so that one pass is enough."""
     for i in range(len(parents)):
         parents[i] = parents[parents[i]]
