@@ -1,8 +1,8 @@
 """Import of Modalities' packed files (`.pbin`).
 
 Layout: 8 bytes data length, 4 bytes token width (1, 2 or 4), the data (unsigned ids, little-endian, document after
-document), then a pickle of `list[tuple[int, int]]`: offset within the data and length of each document, in bytes. The pickle
-is not unpickled: its opcodes are read here, and any that a list of pairs of integers does not need is refused.
+document), then a pickle of `list[tuple[int, int]]`: offset within the data and length of each document, in bytes. The
+pickle is not unpickled: its opcodes are read here, and any that a list of pairs of integers does not need is refused.
 """
 
 import pickletools
@@ -57,8 +57,6 @@ def read_pbin(path: Path, *, repair: bool = False) -> tuple[Array, Array]:
             )
         file.seek(HEADER.size + num_bytes)
         index = _read_pairs(file.read(), path)
-    if num_bytes == 0 and len(index):
-        raise InputError(f"{path}: expected data, got a header of length 0 (packing was killed); pack it again")
     offsets, lengths = index[:, 0], index[:, 1]
     _check(path, num_bytes, width, offsets, lengths, repair=repair)
     dtype = np.dtype(f"<u{width}")
