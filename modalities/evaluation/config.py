@@ -185,6 +185,7 @@ class BaselinesSection:
     """What the baselines read."""
 
     documents: int | None = key(None, neutral=None, help="Held-out documents per source, as in evaluation.heldout.")
+    tokens: int = key(100_000_000, help="Most training tokens per source that the bigram counts.")
 
 
 def suites(config: EvaluationConfig, *, last: bool = True) -> list[str]:

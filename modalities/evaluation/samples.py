@@ -70,7 +70,7 @@ def _prompts(config: SamplesConfig, heldout: Upstream) -> Iterator[Prompt]:
 def beginning(text: str, num_bytes: int) -> str:
     """Return the whole words within the first `num_bytes` of a text; the cut word if there is no space."""
     cut = text.encode("utf-8")[:num_bytes].decode("utf-8", "ignore")
-    if len(cut) == len(text) or text[len(cut)].isspace():
+    if len(cut) == len(text) or text[len(cut)].isspace() or cut[-1:].isspace():
         return cut.rstrip()
     words = cut.rsplit(maxsplit=1)
     return words[0].rstrip() if len(words) > 1 else cut.rstrip()
