@@ -70,12 +70,13 @@ class Order:
         sources, ordinals = self.locate(slots)
         epochs, within = np.divmod(ordinals, np.asarray(self.sizes, np.int64)[sources])
         # All sources and epochs at once: each slot brings the keys and the size of its permutation.
-        pairs, pair_of_slot = np.unique(np.stack([sources, epochs], axis=1), axis=0, return_inverse=True)
+        num_sources = len(self.sources)
+        pairs, pair_of_slot = np.unique(epochs * num_sources + sources, return_inverse=True)
         keys = [
-            round_keys(data_seed=data_seed, source=self.sources[source], epoch=epoch)
-            for source, epoch in pairs.tolist()
+            round_keys(data_seed=data_seed, source=self.sources[pair % num_sources], epoch=pair // num_sources)
+            for pair in pairs.tolist()
         ]
-        sizes = np.asarray(self.sizes, np.int64)[pairs[:, 0]]
+        sizes = np.asarray(self.sizes, np.int64)[pairs % num_sources]
         numbers = permute(within, sizes=sizes[pair_of_slot], keys=np.stack(keys)[pair_of_slot])
         return sources, epochs, numbers
 

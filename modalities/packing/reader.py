@@ -1,0 +1,376 @@
+"""Read sequences from memory-mapped token shards, in the order of training, at random access.
+
+`batch(first, last)` returns the slots `[first, last)`, or one rank's part of them. What a slot holds depends on index and
+data seed alone, so resuming is asking for the next slots: there is no state to save. With B rows of T inputs:
+
+    tokens     [B, T + 1] int32   inputs are [:, :-1], targets [:, 1:]; padding is 0
+    loss_mask  [B, T]     bool    whether the target counts: False for padding and where the shard's mask says so
+    starts     [N + 1]    int32   where documents start in the B * T inputs laid flat, and the end (cu_seqlens)
+    sources    [B]        int64   number of the row's source in `source_names`
+    positions, documents  [B, T]  int32: position within the document; number of the document in its row. Made on demand.
+
+A row's padding counts as one more document, so no row is without one. Costs on a warm page cache: benchmarks/packing.py.
+"""
+
+import collections
+import dataclasses
+import mmap
+import queue
+import resource
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from modalities.errors import StoreError
+from modalities.packing import index as merged
+from modalities.packing import records
+from modalities.work import Upstream
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+_FILES_PER_SHARD = 4
+_MAX_OPEN_SHARDS = 4096
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """Rows of tokens; shapes in the module's docstring."""
+
+    tokens: Array
+    loss_mask: Array
+    starts: Array
+    sources: Array
+
+    @property
+    def positions(self) -> Array:
+        """[B, T] int32: position of each input within its document."""
+        lengths = np.diff(self.starts)
+        flat: Array = np.arange(self.loss_mask.size, dtype=np.int32) - np.repeat(self.starts[:-1], lengths)
+        return flat.reshape(self.loss_mask.shape)
+
+    @property
+    def documents(self) -> Array:
+        """[B, T] int32: number of the document within its row, from 0."""
+        row: Ints = self.starts[:-1] // self.loss_mask.shape[1]
+        first_of_row = np.searchsorted(row, row)
+        number = (np.arange(len(row)) - first_of_row).astype(np.int32)
+        flat: Array = np.repeat(number, np.diff(self.starts))
+        return flat.reshape(self.loss_mask.shape)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Piece:
+    """A span of one document in a sequence."""
+
+    source: str
+    unit: str
+    """Key of the token shard."""
+    document: int
+    """Number of the document in its token shard."""
+    start: int
+    """First token, counted from the start of the shard."""
+    length: int
+    shard: Path
+    """The token shard, without suffix."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class UnitFiles:
+    """Where one token shard and its records are."""
+
+    source: str
+    key: str
+    shard: Path
+    """Without suffix."""
+    records: Path
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _Open:
+    """A token shard and its records, mapped."""
+
+    tokens: Array
+    mask: Array | None
+    heads: Ints
+    pieces: Ints
+    maps: tuple[mmap.mmap, ...]
+
+
+class SequenceReader:
+    """Random access to sequences by slot. Not for use by several threads at once; `Prefetcher` gives it one of its own."""
+
+    def __init__(self, index: merged.Index, units: Iterable[UnitFiles], *, data_seed: int) -> None:
+        self.index = index
+        self.data_seed = data_seed
+        self.order = index.order()
+        self.source_names = self.order.sources
+        self._units = tuple(units)
+        sizes = [unit.sequences for source in index.sources for unit in source.units]
+        self._unit_starts = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype(np.int64)
+        source_sizes = np.asarray(self.order.sizes, np.int64)
+        self._source_starts = np.cumsum(source_sizes) - source_sizes
+        self._opened: collections.OrderedDict[int, _Open] = collections.OrderedDict()
+        soft_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._max_open = max(1, min(_MAX_OPEN_SHARDS, soft_limit // (2 * _FILES_PER_SHARD)))
+
+    @classmethod
+    def open(cls, packing: Upstream, tokenization: Mapping[str, Upstream], *, data_seed: int) -> Self:
+        """Open a packed data set: the instance `packing` and, for each source, the instance of its token shards.
+
+        Both with their units. Raises `StoreError` if they do not belong together.
+        """
+        index = merged.read(packing.folder)
+        expected = [unit for source in index.sources for unit in source.units]
+        if [unit.content for unit in packing.units] != [unit.content for unit in expected]:
+            raise StoreError(
+                f"{packing.folder / merged.NAME}: expected the {len(expected)} units it was made of, got "
+                f"{len(packing.units)} or others; run packing again"
+            )
+        units: list[UnitFiles] = []
+        for source in index.sources:
+            shards = tokenization[source.name].units if source.name in tokenization else ()
+            if [shard.content for shard in shards] != [unit.shard for unit in source.units]:
+                raise StoreError(
+                    f"{packing.folder / merged.NAME}: expected the {len(source.units)} token shards of {source.name} that "
+                    f"it was made of, got {len(shards)} or others; run packing again"
+                )
+            for shard in shards:
+                made = packing.units[len(units)].folder
+                path = shard.folder / "tokens"
+                units.append(UnitFiles(source=source.name, key=shard.manifest.key, shard=path, records=made))
+        return cls(index, units, data_seed=data_seed)
+
+    def batch(self, first: int, last: int, *, rank: int = 0, ranks: int = 1) -> Batch:
+        """Return the slots `[first, last)`, or the part of one of `ranks` ranks: consecutive, as even as it goes."""
+        return self.read(_part(first, last, rank=rank, ranks=ranks))
+
+    def read(self, slots: Ints) -> Batch:
+        """Return any slots, in the order given."""
+        sources, _, pieces, rows = self._pieces(slots)
+        width = self.index.sequence_length + 1
+        tokens = np.zeros((len(slots), width), np.int32)
+        target = np.zeros((len(slots), width), np.bool_)
+        lengths = pieces[:, 2]
+        ends = np.cumsum(lengths)
+        row_sizes = np.bincount(rows, weights=lengths, minlength=len(slots)).astype(np.int64)
+        row_first = np.cumsum(row_sizes) - row_sizes
+        columns = ends - lengths - row_first[rows]
+        self._copy(pieces, rows * width + columns, tokens.reshape(-1), target.reshape(-1))
+        return Batch(
+            tokens=tokens,
+            loss_mask=target[:, 1:],
+            starts=_starts(rows, columns, row_sizes, width - 1),
+            sources=sources,
+        )
+
+    def documents_of(self, slot: int) -> list[Piece]:
+        """Return what one sequence is made of, in its order."""
+        _, units, pieces, _ = self._pieces(np.asarray([slot], np.int64))
+        unit = self._units[int(units[0])]
+        return [
+            Piece(source=unit.source, unit=unit.key, document=document, start=start, length=length, shard=unit.shard)
+            for _, start, length, document in pieces.tolist()
+        ]
+
+    def advise(self, first: int, last: int, *, rank: int = 0, ranks: int = 1) -> None:
+        """Ask the kernel to fetch the tokens of these slots; returns at once."""
+        _, _, pieces, _ = self._pieces(_part(first, last, rank=rank, ranks=ranks))
+        for unit, start, length, _ in pieces.tolist():
+            opened = self._open(unit)
+            for mapped, size in zip(opened.maps, (opened.tokens.itemsize, 1), strict=False):
+                page = start * size // mmap.PAGESIZE * mmap.PAGESIZE
+                mapped.madvise(mmap.MADV_WILLNEED, page, (start + length) * size - page)
+
+    def _pieces(self, slots: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+        """Return source and unit of each row, pieces [P, 4] (unit, start, length, document), and the row of each piece."""
+        sources, _, numbers = self.order.sequences(np.asarray(slots, np.int64), data_seed=self.data_seed)
+        numbers = numbers + self._source_starts[sources]
+        units = np.searchsorted(self._unit_starts, numbers, side="right") - 1
+        within = numbers - self._unit_starts[units]
+        found: list[Ints] = []
+        rows: list[Ints] = []
+        by_unit = np.argsort(units, kind="stable")
+        for mine in np.split(by_unit, np.flatnonzero(np.diff(units[by_unit])) + 1) if len(slots) else []:
+            unit = int(units[mine[0]])
+            opened = self._open(unit)
+            heads, tails = opened.heads[within[mine]], opened.heads[within[mine] + 1]
+            counts = tails - heads
+            at = np.repeat(heads - np.cumsum(counts) + counts, counts) + np.arange(int(counts.sum()))
+            found.append(np.column_stack([np.full(len(at), unit), opened.pieces[at]]))
+            rows.append(np.repeat(mine, counts))
+        if not found:
+            return sources, units, np.empty((0, 4), np.int64), np.empty(0, np.int64)
+        row = np.concatenate(rows)
+        back = np.argsort(row, kind="stable")
+        return sources, units, np.concatenate(found)[back], row[back]
+
+    def _copy(self, pieces: Ints, at: Ints, tokens: Array, target: Array) -> None:
+        """Copy the pieces to places `at` of the flat arrays. Neighbours in shard and batch go in one copy."""
+        unit, start, length = pieces[:, 0], pieces[:, 1], pieces[:, 2]
+        joined = (unit[1:] == unit[:-1]) & (start[1:] == start[:-1] + length[:-1]) & (at[1:] == at[:-1] + length[:-1])
+        heads = np.flatnonzero(np.append(True, ~joined)) if len(pieces) else np.empty(0, np.int64)
+        sizes = np.add.reduceat(length, heads) if len(heads) else heads
+        runs = np.column_stack([unit[heads], start[heads], at[heads], sizes])
+        for number, begin, place, size in runs.tolist():
+            opened = self._opened.get(number) or self._open(number)
+            tokens[place : place + size] = opened.tokens[begin : begin + size]
+            target[place : place + size] = True if opened.mask is None else opened.mask[begin : begin + size]
+
+    def _open(self, number: int) -> _Open:
+        if number in self._opened:
+            self._opened.move_to_end(number)
+            return self._opened[number]
+        opened = self._opened[number] = _open(self._units[number])
+        while len(self._opened) > self._max_open:
+            self._opened.popitem(last=False)
+        return opened
+
+
+def _part(first: int, last: int, *, rank: int, ranks: int) -> Ints:
+    if not 0 <= rank < ranks:
+        raise ValueError(f"rank {rank} of {ranks}")
+    low, high = (first + (last - first) * part // ranks for part in (rank, rank + 1))
+    return np.arange(low, high, dtype=np.int64)
+
+
+def _starts(rows: Ints, columns: Ints, row_sizes: Ints, length: int) -> Array:
+    """Return where documents, and each row's padding, start in the flat inputs, and the end."""
+    inside = columns < length
+    padded = np.flatnonzero(row_sizes < length)
+    starts = np.concatenate([(rows * length + columns)[inside], padded * length + row_sizes[padded]])
+    starts.sort()
+    return np.append(starts, len(row_sizes) * length).astype(np.int32)
+
+
+def _open(unit: UnitFiles) -> _Open:
+    made = records.read(unit.records)
+    dtype = np.dtype(made.dtype).newbyteorder("<")
+    tokens, token_map = _map(unit.shard.with_name("tokens.bin"), dtype, made.tokens)
+    mask: Array | None = None
+    maps: tuple[mmap.mmap, ...] = (token_map,)
+    if made.has_mask:
+        mask, mask_map = _map(unit.shard.with_name("tokens.mask"), np.dtype("u1"), made.tokens)
+        maps = (token_map, mask_map)
+    heads, _ = _map(unit.records / "sequences.bin", np.dtype("<i8"), made.sequences + 1)
+    pieces, _ = _map(unit.records / "pieces.bin", np.dtype("<i8"), 3 * made.pieces)
+    return _Open(tokens=tokens, mask=mask, heads=heads, pieces=pieces.reshape(-1, 3), maps=maps)
+
+
+def _map(file: Path, dtype: np.dtype[Any], count: int) -> tuple[Array, mmap.mmap]:
+    try:
+        with file.open("rb") as opened:
+            mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{file}: cannot be mapped ({error}); run `modalities store verify`") from None
+    if len(mapped) != count * dtype.itemsize:
+        raise StoreError(
+            f"{file}: expected {count * dtype.itemsize} bytes, got {len(mapped)}; run `modalities store verify`"
+        )
+    return np.frombuffer(mapped, dtype), mapped
+
+
+# --- in the background -----------------------------------------------------------------------------------------------
+
+
+class Prefetcher:
+    """Read batches in a thread, `depth` ahead, in the order asked for. Use it in a `with` block, and iterate.
+
+    `finish` (such as copying to a device) is applied in the thread. An error in the thread is raised at its batch.
+    """
+
+    def __init__(
+        self,
+        reader: SequenceReader,
+        ranges: Iterable[tuple[int, int]],
+        *,
+        rank: int = 0,
+        ranks: int = 1,
+        depth: int = 2,
+        finish: Callable[[Batch], Any] | None = None,
+    ) -> None:
+        if depth < 1:
+            raise ValueError(f"depth {depth}: expected 1 or more")
+        self._queue: queue.Queue[tuple[str, Any]] = queue.Queue(maxsize=depth)
+        self._stop = threading.Event()
+        share = {"rank": rank, "ranks": ranks}
+        self._thread = threading.Thread(
+            target=self._work, args=(reader, iter(ranges), share, depth, finish), name="prefetch", daemon=True
+        )
+        self._thread.start()
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            kind, value = self._queue.get()
+            if kind == "batch":
+                yield value
+                continue
+            self._queue.put((kind, value))  # whoever asks again gets the same answer
+            if kind == "error":
+                raise value
+            return
+
+    def close(self) -> None:
+        """Stop the thread and wait for it."""
+        self._stop.set()
+        while self._thread.is_alive():
+            self._drain()
+            self._thread.join(timeout=0.05)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _drain(self) -> None:
+        try:
+            while True:
+                self._queue.get_nowait()
+        except queue.Empty:
+            return
+
+    def _work(
+        self,
+        reader: SequenceReader,
+        ranges: Iterator[tuple[int, int]],
+        share: Mapping[str, int],
+        depth: int,
+        finish: Callable[[Batch], Any] | None,
+    ) -> None:
+        try:
+            for first, last in _advised(reader, ranges, share, depth):
+                batch = reader.batch(first, last, **share)
+                self._put(("batch", batch if finish is None else finish(batch)))
+                if self._stop.is_set():
+                    return
+            self._put(("end", None))
+        except BaseException as error:
+            self._put(("error", error))
+
+    def _put(self, item: tuple[str, Any]) -> None:
+        while not self._stop.is_set():
+            try:
+                self._queue.put(item, timeout=0.1)
+            except queue.Full:
+                continue
+            return
+
+
+def _advised(
+    reader: SequenceReader, ranges: Iterator[tuple[int, int]], share: Mapping[str, int], depth: int
+) -> Iterator[tuple[int, int]]:
+    """Yield the ranges; the kernel is told of each `depth` before its turn, so that a cold disk works on all of them."""
+    ahead: collections.deque[tuple[int, int]] = collections.deque()
+    for first, last in ranges:
+        reader.advise(first, last, **share)
+        ahead.append((first, last))
+        if len(ahead) > depth:
+            yield ahead.popleft()
+    yield from ahead

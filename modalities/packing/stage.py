@@ -1,0 +1,129 @@
+"""The node `packing`: sequence records for each token shard, then the merged index.
+
+Info of a unit: source, shard, method, padding_share, cut_share. Info of the instance: sequence_length, method, sources
+(units, sequences, documents, tokens, pairs, padding_share), phases, deviation_sequences, and budget where it is known.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from modalities.errors import StoreError
+from modalities.packing import index as merged
+from modalities.packing import records
+from modalities.packing.config import PackingSection, PackingUnitSection
+from modalities.tokens import Shard
+from modalities.work import Result, Upstream, Work, digest_of, sum_counts
+
+
+def run_unit(work: Work[PackingUnitSection]) -> Result:
+    """Write the sequence records of one token shard."""
+    section, upstream = work.section, work.inputs["tokenization"]
+    shard = Shard(upstream.folder / "tokens")
+    if section.method == "concatenate":
+        blocks = records.concatenate(shard.offsets, sequence_length=section.sequence_length)
+    else:
+        assert section.window_documents is not None
+        blocks = records.best_fit(
+            shard.offsets, sequence_length=section.sequence_length, window_documents=section.window_documents
+        )
+    made, checksum = records.write(work.folder, blocks, section=section, shard=shard)
+    empty = int((shard.offsets[1:] == shard.offsets[:-1]).sum())
+    dropped = {"empty": empty, "no_target": shard.num_documents - empty - made.documents}
+    return Result(
+        content=digest_of(upstream.content, dataclasses.asdict(made), checksum),
+        counts={
+            "documents_in": shard.num_documents,
+            "documents_out": made.documents,
+            "tokens": made.tokens,
+            "sequences": made.sequences,
+            "pairs": made.pairs,
+            "padding_tokens": made.padding_tokens,
+            "cut_documents": made.cut_documents,
+        },
+        dropped={reason: number for reason, number in dropped.items() if number > 0},
+        info={
+            "source": work.unit["source"],
+            "shard": upstream.content,
+            "method": made.method,
+            "padding_share": _ratio(made.padding_tokens, made.sequences * made.sequence_length),
+            "cut_share": _ratio(made.cut_documents, made.documents),
+        },
+    )
+
+
+def gather(work: Work[PackingSection]) -> Result:
+    """Merge the counts of all units into `index.json`; check the budget if it is known."""
+    section = work.section
+    sources = tuple(_source(name, _units_of(name, work)) for name in section.sources)
+    if sum(len(source.units) for source in sources) != len(work.own_units):
+        strange = sorted({str(unit.manifest.info["source"]) for unit in work.own_units} - set(section.sources))
+        raise StoreError(f"packing: expected units of {', '.join(section.sources)}, got some of {', '.join(strange)}")
+    index = merged.build(sources, section)
+    merged.write(work.folder, index)
+    counts, dropped = sum_counts(tuple(unit.manifest for unit in work.own_units))
+    contents = dataclasses.asdict(index)
+    for source in contents["sources"]:
+        source["units"] = [{name: unit[name] for name in unit if name != "key"} for unit in source["units"]]
+    info: dict[str, Any] = {
+        "sequence_length": index.sequence_length,
+        "method": index.method,
+        "sources": {source.name: _summary(source, index) for source in sources},
+        "phases": [dataclasses.asdict(phase) for phase in index.phases],
+        "deviation_sequences": index.deviation,
+    }
+    if section.budget_tokens is not None:
+        needed = -(-section.budget_tokens // index.sequence_length)
+        report = merged.check_budget(index, sequences=needed, max_epochs=section.max_epochs)
+        info["budget"] = {used.source: dataclasses.asdict(used) for used in report}
+    return Result(content=digest_of(contents), counts=counts, dropped=dropped, info=info)
+
+
+def _units_of(name: str, work: Work[PackingSection]) -> Sequence[Upstream]:
+    """Return this source's units; raise `StoreError` unless they were made of the source's shards, in their order."""
+    units = [unit for unit in work.own_units if unit.manifest.info["source"] == name]
+    role = f"tokenization:{name}"
+    if role in work.inputs:
+        made_of = [unit.manifest.info["shard"] for unit in units]
+        if made_of != [shard.content for shard in work.inputs[role].units]:
+            raise StoreError(
+                f"{work.label}: expected records of the {len(work.inputs[role].units)} token shards of {name}, got "
+                f"{len(units)} of other shards or in another order; run packing again"
+            )
+    return units
+
+
+def _source(name: str, units: Sequence[Upstream]) -> merged.Source:
+    counts, _ = sum_counts(tuple(unit.manifest for unit in units))
+    return merged.Source(
+        name=name,
+        units=tuple(
+            merged.Unit(
+                key=unit.manifest.key,
+                content=unit.content,
+                shard=unit.manifest.info["shard"],
+                sequences=unit.manifest.counts["sequences"],
+            )
+            for unit in units
+        ),
+        sequences=counts.get("sequences", 0),
+        documents=counts.get("documents_out", 0),
+        tokens=counts.get("tokens", 0),
+        pairs=counts.get("pairs", 0),
+    )
+
+
+def _summary(source: merged.Source, index: merged.Index) -> dict[str, Any]:
+    room = source.sequences * index.sequence_length
+    return {
+        "units": len(source.units),
+        "sequences": source.sequences,
+        "documents": source.documents,
+        "tokens": source.tokens,
+        "pairs": source.pairs,
+        "padding_share": _ratio(room - source.pairs, room),
+    }
+
+
+def _ratio(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0
