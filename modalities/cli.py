@@ -179,6 +179,12 @@ def _store(args: argparse.Namespace) -> int | None:
     return maintenance.command(args)
 
 
+def _keys(args: argparse.Namespace) -> None:
+    from modalities import keys
+
+    print(keys.markdown(), end="")
+
+
 def _export(args: argparse.Namespace) -> None:
     from modalities import export
     from modalities import plan as planning
@@ -231,6 +237,8 @@ def _parser() -> argparse.ArgumentParser:
         "--json", action="store_true", help="one JSON object: totals, and nodes with node, digest, state, why"
     )
     _add_config_command(commands, "config", _config, "Print the resolved config and where each value comes from.")
+    keys = commands.add_parser("keys", help="Print every config key with type, default and meaning.")
+    keys.set_defaults(function=_keys)
     _add_run(commands)
     _add_config_command(
         commands, "status", _status, "Show what is done, running, waiting and failed, from files alone."

@@ -409,6 +409,8 @@ def walk(cls: type, path: str = "") -> Iterator[tuple[str, Any, dataclasses.Fiel
 
 
 def _walk_hint(hint: Any, path: str) -> Iterator[tuple[str, Any, dataclasses.Field[Any]]]:
+    if hint is Tree:
+        return
     if dataclasses.is_dataclass(hint):
         yield from walk(typing.cast(type, hint), path)
         return
