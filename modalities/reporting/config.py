@@ -50,6 +50,10 @@ class AnalysisConfig:
     alpha: float = key(0.05, help="Share of studies that may call a false better or worse, over all arms and metrics.")
     power: float = key(0.8, help="Power for which the minimum detectable effect is stated.")
     looks: tuple[int, ...] = key((), help="Numbers of seeds at which results are looked at; each look spends alpha.")
+    looks_taken: tuple[int, ...] = key(
+        (),
+        help="Numbers of seeds at which results were looked at without having been planned; they are named in the verdict.",
+    )
     spending: Literal["obrien_fleming", "pocock"] = key("obrien_fleming", help="How alpha is spent over planned looks.")
     pool_seeds: bool = key(True, help="Pool the variance over seeds of all arms where a test does not reject it.")
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
-from scipy import optimize, stats
+from scipy import optimize, special, stats
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
@@ -171,10 +171,9 @@ def half_width(spread: Spread, level: float) -> Floats:
     Satterthwaite's interval takes a small chance variance over two or three seeds at its word, and then claims many degrees
     of freedom. Howe's (1974) gives each part its own quantile, and is used where seed noise shows at all.
     """
-    quantile = 1 - level / 2
     excess = _seed_excess(spread)
-    smooth = stats.t.ppf(quantile, effective_df(spread)) * np.sqrt(excess + spread.item_variance)
-    seed_quantile, item_quantile = (stats.t.ppf(quantile, df) for df in (spread.seed_df, spread.item_df))
+    smooth = stats.t.isf(level / 2, effective_df(spread)) * np.sqrt(excess + spread.item_variance)
+    seed_quantile, item_quantile = (stats.t.isf(level / 2, df) for df in (spread.seed_df, spread.item_df))
     howe = np.sqrt(seed_quantile**2 * excess + item_quantile**2 * spread.item_variance)
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = spread.seed_variance / spread.residual_variance
@@ -475,24 +474,34 @@ def p_value(spread: Spread) -> float:
     def gap(log_level: float) -> float:
         return float(half_width(spread, math.exp(log_level))) - distance
 
-    lowest = -600.0
+    lowest = -200.0
     if distance == 0 or gap(lowest) < 0:
         return 1.0 if distance == 0 else math.exp(lowest)
     return math.exp(optimize.brentq(gap, lowest, 0.0, xtol=1e-10))
 
 
 def detectable(spread: Spread, *, level: float, power: float) -> float:
-    """Return the smallest true difference that is found with `power`, from the noncentral t, for a spread of scalars."""
+    """Return the smallest true difference that is found with `power` (noncentral t), for a spread of scalars."""
     error, half = math.sqrt(float(variance(spread))), float(half_width(spread, level))
     return _detectable(error, half / error, float(effective_df(spread)), power) if error > 0 else 0.0
 
 
-def _detectable(error: float, quantile: float, df: float, power: float) -> float:
-    def lack(shift: float) -> float:
-        found = stats.nct.sf(quantile, df, shift) + stats.nct.cdf(-quantile, df, shift)
-        return float(found) - power
+def power_of(shift: float, *, quantile: float, df: float) -> float:
+    """Return the chance that |T| exceeds `quantile`, T noncentral t with noncentrality `shift`.
 
-    return error * float(optimize.brentq(lack, 0.0, 4 * quantile + 10, xtol=1e-6))
+    The mean of normal probabilities over 512 equally likely values of the chi distribution in T's denominator: scipy's noncentral
+    t gives NaN at large shifts, which few seeds need.
+    """
+    scale = quantile * np.sqrt(stats.chi2.ppf((np.arange(512) + 0.5) / 512, df) / df)
+    return float((special.ndtr(shift - scale) + special.ndtr(-shift - scale)).mean())
+
+
+def _detectable(error: float, quantile: float, df: float, power: float) -> float:
+    high = 1.0
+    while power_of(high, quantile=quantile, df=df) < power:
+        high *= 2
+    found = optimize.brentq(lambda s: power_of(s, quantile=quantile, df=df) - power, 0.0, high, xtol=1e-6)
+    return error * float(found)
 
 
 def missing_seeds(
