@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 IGNORED = -100
@@ -42,11 +43,14 @@ class TokenLoss:
     def _plain(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         logits = logits.float()
         losses = F.cross_entropy(logits, self.targets, reduction="none", ignore_index=IGNORED)
-        total = losses.sum()
+        total = _full(losses.sum())
         if self.z_loss > 0:
-            counts = self.targets != IGNORED
-            total = total + self.z_loss * (logits.logsumexp(-1).square() * counts).sum()
-        return total, losses.detach()
+            total = total + self.z_loss * _full(logits.logsumexp(-1)).square()[self.targets != IGNORED].sum()
+        return total, _full(losses.detach())
+
+
+def _full(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 class _Pieces(torch.autograd.Function):

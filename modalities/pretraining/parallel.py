@@ -267,6 +267,7 @@ def _shard(model: nn.Module, numerics: NumericsConfig, placement: Placement) -> 
     for part in model.modules():
         if isinstance(part, FSDPModule):
             part.set_gradient_divide_factor(1.0)
+            part.set_force_sum_reduction_for_comms(True)
 
 
 def _ddp(model: nn.Module, placement: Placement) -> DistributedDataParallel:
@@ -278,7 +279,7 @@ def _ddp(model: nn.Module, placement: Placement) -> DistributedDataParallel:
     return wrapped
 
 
-def _sum_bucket(_: object, bucket: Any) -> torch.futures.Future[Tensor]:
+def _sum_bucket(_: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
     work = dist.all_reduce(bucket.buffer(), async_op=True)
     assert work is not None
     return cast("torch.futures.Future[Tensor]", work.get_future().then(lambda future: future.value()[0]))

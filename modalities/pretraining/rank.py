@@ -14,7 +14,7 @@ import torch.distributed as dist
 from modalities import config as configs
 from modalities import manifest
 from modalities.checkpoint import checkpoint_folder
-from modalities.errors import InputError
+from modalities.errors import InputError, StoreError
 from modalities.manifest import write_json
 from modalities.models import architectures
 from modalities.models.llama_config import LlamaConfig
@@ -84,7 +84,7 @@ def run_rank(job: Job, *, report: Callable[[int, float | None], None], reader: R
     model = dataclasses.replace(section.model, vocab_size=section.model.vocab_size or job.vocab_size)
     replica = replicate(model, numerics, placement, seed=section.init_seed)
     steps = Steps(
-        reader if reader is not None else open_reader(job.inputs, data_seed=section.data_seed),
+        reader if reader is not None else open_reader(job.inputs, section),
         sequences=section.global_batch_sequences,
         data_rank=placement.data_rank,
         data_ranks=placement.data_ranks,
@@ -119,12 +119,17 @@ def run_rank(job: Job, *, report: Callable[[int, float | None], None], reader: R
     return {"info": info, "numerics": record}
 
 
-def open_reader(inputs: Mapping[str, Upstream], *, data_seed: int) -> Reader:
+def open_reader(inputs: Mapping[str, Upstream], section: SegmentSection) -> Reader:
     """Open the packing's order of sequences over the token shards of all sources."""
     from modalities.packing.reader import SequenceReader
 
     shards = {role.partition(":")[2]: up for role, up in inputs.items() if role.startswith("tokenization:")}
-    opened: Reader = SequenceReader.open(inputs["packing"], shards, data_seed=data_seed)
+    opened = SequenceReader.open(inputs["packing"], shards, data_seed=section.data_seed)
+    if opened.index.sequence_length != section.sequence_length:
+        raise StoreError(
+            f"{inputs['packing'].folder}: expected sequences of {section.sequence_length} tokens, got "
+            f"{opened.index.sequence_length}; run packing with the same packing.sequence_length"
+        )
     return opened
 
 
