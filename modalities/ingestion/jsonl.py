@@ -23,7 +23,7 @@ def read(
         if line.too_long or line.truncated:
             reason = "truncated" if line.truncated else "too_large"
             yield Reject(position=line.position, reason=reason, excerpt=excerpt(line.data))
-        elif not line.data or line.data.isspace():
+        elif not line.data.removeprefix(_BOM).strip():
             meter.blank_lines += 1
         else:
             yield _record(line, keys)

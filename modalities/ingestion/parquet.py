@@ -66,14 +66,20 @@ def _group(
     row_bytes = max(1, group.total_byte_size // max(1, group.num_rows))
     rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES // row_bytes))
     done = 0
-    try:
-        for batch in file.iter_batches(batch_size=rows, row_groups=[index], use_threads=False):
-            yield from _batch(batch, position + done, keys, max_bytes)
-            done += batch.num_rows
-    except (OSError, pa.ArrowException) as error:
-        lost = group.num_rows - done
-        what = f"rows {position + done} to {position + group.num_rows - 1}: {error}"
-        yield Reject(position=position + done, reason="corrupt", excerpt=excerpt(what), records=lost)
+    batches = file.iter_batches(batch_size=rows, row_groups=[index], use_threads=False)
+    while True:
+        try:
+            batch = next(batches, None)
+        except (OSError, pa.ArrowException) as error:
+            what = f"rows {position + done} to {position + group.num_rows - 1}: {error}"
+            yield Reject(
+                position=position + done, reason="corrupt", excerpt=excerpt(what), records=group.num_rows - done
+            )
+            return
+        if batch is None:
+            return
+        yield from _batch(batch, position + done, keys, max_bytes)
+        done += batch.num_rows
 
 
 def _batch(batch: pa.RecordBatch, position: int, keys: dict[str, str], max_bytes: int) -> Iterator[Document | Reject]:
@@ -83,19 +89,21 @@ def _batch(batch: pa.RecordBatch, position: int, keys: dict[str, str], max_bytes
     others = {name: _values(batch.column(i)) for i, name in enumerate(batch.schema.names) if name != text_key}
     for row in range(batch.num_rows):
         value = texts[row]
-        size = len(value.as_buffer()) if value.is_valid else 0
-        if size > max_bytes:
-            head = value.as_buffer().slice(0, 1024).to_pybytes()
-            yield Reject(position=position + row, reason="too_large", excerpt=excerpt(head))
+        if value.is_valid and len(value.as_buffer()) > max_bytes:
+            yield _reject(position + row, "too_large", value)
             continue
         fields: dict[str, Any] = {name: values[row] for name, values in others.items()}
         try:
             fields[text_key] = value.as_py().decode("utf-8") if value.is_valid else None
         except UnicodeDecodeError:
-            head = value.as_buffer().slice(0, min(size, 1024)).to_pybytes()
-            yield Reject(position=position + row, reason="invalid_utf8", excerpt=excerpt(head))
+            yield _reject(position + row, "invalid_utf8", value)
             continue
         yield document(position + row, fields, **keys)
+
+
+def _reject(position: int, reason: str, value: Any) -> Reject:
+    buffer = value.as_buffer()
+    return Reject(position=position, reason=reason, excerpt=excerpt(buffer.slice(0, min(1024, len(buffer))).to_pybytes()))
 
 
 def _binary(column: pa.Array) -> pa.Array:

@@ -56,7 +56,7 @@ def run_unit(work: Work[IngestionSection]) -> Result:
         "examples": output.examples,
         "damage": str(damage) if damage is not None else None,
     }
-    if "start" not in unit:
+    if "start" not in unit and not _is_one_document(unit["format"], section):
         _check_broken(unit["path"], counts, output.dropped, section)
     return Result(content=output.content(), counts=counts, dropped=dict(output.dropped), info=info)
 
@@ -68,8 +68,10 @@ def gather(work: Work[IngestionSection]) -> Result:
     for manifest in manifests:
         files.setdefault(manifest.info["name"], []).append(manifest)
     for name, parts in files.items():
-        _check_broken(f"{work.label}: {name}", *sum_counts(tuple(parts)), work.section)
+        if not _is_one_document(parts[0].info["format"], work.section):
+            _check_broken(f"{work.label}: {name}", *sum_counts(tuple(parts)), work.section)
     counts, dropped = sum_counts(manifests)
+    _check_broken(work.label, counts, dropped, work.section)
     repeated, listed = duplicate_ids([unit.folder / "documents.parquet" for unit in work.own_units], limit=_LISTED)
     if repeated and work.section.on_duplicate_id == "fail":
         raise InputError(
@@ -183,6 +185,11 @@ def _check_broken(path: str, counts: Mapping[str, int], dropped: Mapping[str, in
             f"{path}: expected at most {limit:.0%} broken records, got {sum(broken.values())} of {total} ({reasons}); "
             "correct the source's format, text_key or file, or raise ingestion.corrupt_limit"
         )
+
+
+def _is_one_document(form: str, section: IngestionSection) -> bool:
+    """Tell whether a file is one record, so that a share of broken ones says something only over the whole source."""
+    return form == "text" and section.documents == "file"
 
 
 def _first_examples(manifests: tuple[Any, ...]) -> dict[str, list[str]]:

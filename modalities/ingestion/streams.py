@@ -48,7 +48,8 @@ _CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
 class Input:
     """The uncompressed bytes of a plain, gzip or zstd file (told by its first bytes) from a position on.
 
-    `read` raises `CorruptError` at the damage, after everything before it was returned.
+    `read` raises `CorruptError` where damage is noticed, after everything before was returned. Checksums stand at the end of a
+    gzip member or zstd frame, so that what was returned since the last end may be garbled; the message says where that was.
     """
 
     def __init__(self, path: Path, *, start: int = 0) -> None:
@@ -62,6 +63,7 @@ class Input:
         readers = {"gzip": self._gzip, "zstd": self._zstd, None: self._plain}
         self._blocks = readers[self.compression]()
         self._rest = memoryview(b"")
+        self._verified = start
 
     @property
     def file_position(self) -> int:
@@ -102,7 +104,8 @@ class Input:
             if block:
                 yield block
             data = member.unused_data if member.eof else member.unconsumed_tail
-            member = None if member.eof else member
+            if member.eof:
+                member, self._verified = None, self.position
         if member is not None:
             raise self._corrupt("gzip data ends too early")
 
@@ -124,12 +127,15 @@ class Input:
             if block:
                 yield block
             if frame.eof:
-                data, frame = frame.unused_data + data, None
+                data, frame, self._verified = frame.unused_data + data, None, self.position
         if frame is not None:
             raise self._corrupt("zstd data ends too early")
 
     def _corrupt(self, message: str) -> CorruptError:
-        place = f"{message} at byte {self._file.tell()} of {self.file_bytes}, byte {self.position} uncompressed"
+        place = (
+            f"{message} at byte {self._file.tell()} of {self.file_bytes}, byte {self.position} uncompressed; "
+            f"checksums hold up to byte {self._verified} uncompressed"
+        )
         return CorruptError(place, position=self.position, lost_share=1 - self._file.tell() / max(1, self.file_bytes))
 
     def __enter__(self) -> "Input":
