@@ -1,7 +1,9 @@
 """The node `packing`: sequence records for each token shard, then the merged index.
 
 Info of a unit: source, shard, method, padding_share, cut_share. Info of the instance: sequence_length, method, sources
-(units, sequences, documents, tokens, pairs, padding_share), phases, deviation_sequences, and budget where it is known.
+(units, sequences, documents, tokens, pairs, padding_share, share, epochs), phases, deviation_sequences, budget_tokens. `share` is
+the share of the tokens that training reads, and `epochs` how often it reads the source, over the budget; without a budget
+`share` is that of the first phase by slots, and `epochs` is null.
 """
 
 import dataclasses
@@ -65,17 +67,14 @@ def gather(work: Work[PackingSection]) -> Result:
     contents = dataclasses.asdict(index)
     for source in contents["sources"]:
         source["units"] = [{name: unit[name] for name in unit if name != "key"} for unit in source["units"]]
-    info: dict[str, Any] = {
+    info = {
         "sequence_length": index.sequence_length,
         "method": index.method,
-        "sources": {source.name: _summary(source, index) for source in sources},
+        "sources": _summaries(index, section),
         "phases": [dataclasses.asdict(phase) for phase in index.phases],
         "deviation_sequences": index.deviation,
+        "budget_tokens": section.budget_tokens,
     }
-    if section.budget_tokens is not None:
-        needed = -(-section.budget_tokens // index.sequence_length)
-        report = merged.check_budget(index, sequences=needed, max_epochs=section.max_epochs)
-        info["budget"] = {used.source: dataclasses.asdict(used) for used in report}
     return Result(content=digest_of(contents), counts=counts, dropped=dropped, info=info)
 
 
@@ -113,17 +112,31 @@ def _source(name: str, units: Sequence[Upstream]) -> merged.Source:
     )
 
 
-def _summary(source: merged.Source, index: merged.Index) -> dict[str, Any]:
-    room = source.sequences * index.sequence_length
+def _summaries(index: merged.Index, section: PackingSection) -> dict[str, dict[str, Any]]:
+    """Return the figures of each source; raise `ConfigError` where the budget needs too many epochs."""
+    read: dict[str, float] = {**index.phases[0].slots}
+    epochs: dict[str, float] = {}
+    if section.budget_tokens is not None:
+        needed = -(-section.budget_tokens // index.sequence_length)
+        report = merged.check_budget(index, sequences=needed, max_epochs=section.max_epochs)
+        read = {used.source: used.tokens for used in report}
+        epochs = {used.source: used.epochs for used in report}
     return {
-        "units": len(source.units),
-        "sequences": source.sequences,
-        "documents": source.documents,
-        "tokens": source.tokens,
-        "pairs": source.pairs,
-        "padding_share": _ratio(room - source.pairs, room),
+        source.name: {
+            "units": len(source.units),
+            "sequences": source.sequences,
+            "documents": source.documents,
+            "tokens": source.tokens,
+            "pairs": source.pairs,
+            "padding_share": _ratio(
+                source.sequences * index.sequence_length - source.pairs, source.sequences * index.sequence_length
+            ),
+            "share": _ratio(read[source.name], sum(read.values())),
+            "epochs": epochs.get(source.name),
+        }
+        for source in index.sources
     }
 
 
-def _ratio(part: int, whole: int) -> float:
-    return part / whole if whole else 0.0
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else 0.0

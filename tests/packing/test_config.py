@@ -13,10 +13,16 @@ def loaded(text: str) -> config.PackingConfig:
 
 def test_weights_are_the_decimals_as_written() -> None:
     made = loaded("weights: {web: 0.6, wiki: 0.3, code: 1e-1}")
-    assert config.section(made, ("web", "wiki", "code")).phases[0].weights == {"web": "3/5", "wiki": "3/10", "code": "1/10"}
+    assert config.section(made, ("web", "wiki", "code")).phases[0].weights == {
+        "web": "3/5",
+        "wiki": "3/10",
+        "code": "1/10",
+    }
 
 
-@pytest.mark.parametrize("text", ["{a: 3, b: 1}", "{a: 75, b: 25}", "{a: 0.75, b: 0.25}", "{a: 3/4, b: 1/4}", "{a: 74.5, b: 25.5}"])
+@pytest.mark.parametrize(
+    "text", ["{a: 3, b: 1}", "{a: 75, b: 25}", "{a: 0.75, b: 0.25}", "{a: 3/4, b: 1/4}", "{a: 74.5, b: 25.5}"]
+)
 def test_ratios_percentages_and_fractions(text: str) -> None:
     shares = config.mixture(loaded(f"weights: {text}").weights or {}, key="weights")
     assert sum(shares.values()) == 1
