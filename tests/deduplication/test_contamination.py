@@ -34,7 +34,7 @@ def _config(tasks: dict[str, Path], **other: Any) -> DeduplicationConfig:
 
 
 def _documents(make: Make, prose: Make) -> list[Any]:
-    over_the_seam = f"{prose(1)} town carries the MOST water?! The broad one, behind the mill; {prose(2)}"
+    over_the_seam = f"{prose(1)} the old town carries the MOST water?! The broad one, behind the mill; {prose(2)}"
     too_little = f"{prose(3)} the most water the broad one behind the mill {prose(4)}"
     counting = "One two, three four. Five six seven eight nine ten eleven twelve thirteen."
     return [
@@ -78,14 +78,14 @@ def test_contaminated_documents_do_not_win_a_cluster(
 
 
 def test_it_works_without_minhash(store: Any, make: Make, prose: Make, tasks: dict[str, Path]) -> None:
-    config = DeduplicationConfig(method="none", decontamination=DecontaminationConfig(tasks=tasks, ngram=10))
+    config = DeduplicationConfig(method="none", decontamination=DecontaminationConfig(tasks=tasks, ngram=9))
     assert store.run({"s": [_documents(make, prose)]}, config).kept == {"s": {"clean"}}
 
 
 def test_equal_to_datatrove_hashes(tasks: dict[str, Path]) -> None:
     from datatrove.pipeline.decont.n_grams import NGramsDecontConfig, NGramsDecontIndexer
 
-    indexer = NGramsDecontIndexer.__new__(NGramsDecontIndexer)  # its constructor asks for lighteval
+    indexer = object.__new__(NGramsDecontIndexer)  # its constructor asks for lighteval
     from datatrove.utils.hashing import create_hash_func
     from datatrove.utils.word_tokenizers import load_word_tokenizer
 
