@@ -79,7 +79,7 @@ def line_chart(
     low, high = _range(values, log=log, from_zero=from_zero)
     y = _Axis(low=low, high=high, start=HEIGHT - BOTTOM, length=TOP + BOTTOM - HEIGHT, log=log)
     parts = [_grid(x, y, x_label, y_label)]
-    parts += [_level(level, x, y) for level in levels if low <= level.value <= high]
+    parts.append(_levels([level for level in levels if low <= level.value <= high], y))
     parts += [_band(line, x, y) for line in lines]
     parts += [_line(line, x, y) for line in lines]
     scale = f"{x.low!r} {x.high!r} {y.low!r} {y.high!r}"
@@ -176,23 +176,19 @@ def _band(line: Line, x: _Axis, y: _Axis) -> Markup:
     return _text('<polygon class="band c{}" points="{}"/>', line.colour % NUM_COLOURS, points)
 
 
-def _level(level: Level, x: _Axis, y: _Axis) -> Markup:
-    del x
-    place = y.at(level.value)
-    line = _text(
-        '<line class="level c{}" x1="{}" x2="{}" y1="{:.2f}" y2="{:.2f}"/>',
-        level.colour % NUM_COLOURS,
-        LEFT,
-        WIDTH - RIGHT,
-        place,
-        place,
-    )
-    return line + _text(
-        '<text class="levelname" text-anchor="end" x="{}" y="{:.2f}">{}</text>',
-        WIDTH - RIGHT - 2,
-        place - 4,
-        level.name,
-    )
+def _levels(levels: Sequence[Level], y: _Axis) -> Markup:
+    """Draw lines of reference; names of lines that lie close together stand side by side."""
+    parts, right, before = [], WIDTH - RIGHT, -math.inf
+    for level in sorted(levels, key=lambda one: y.at(one.value)):
+        place = y.at(level.value)
+        right = right - 125 if place - before < 13 else WIDTH - RIGHT
+        before = place
+        colour = level.colour % NUM_COLOURS
+        line = '<line class="level c{}" x1="{}" x2="{}" y1="{:.2f}" y2="{:.2f}"/>'
+        parts.append(_text(line, colour, LEFT, WIDTH - RIGHT, place, place))
+        name = '<text class="levelname" text-anchor="end" x="{}" y="{:.2f}">{}</text>'
+        parts.append(_text(name, right - 2, place - 4, level.name))
+    return Markup("").join(parts)
 
 
 def histogram(bins: Sequence[Bin], *, title: str) -> Markup | None:

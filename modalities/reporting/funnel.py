@@ -94,6 +94,8 @@ def _funnel(
 ) -> Funnel:
     stages = tuple(s for i in chain if i.node != "filtering.scores" if (s := _stage(i)) is not None)
     sample = _Sample(examples=examples, characters=characters)
+    for unit in _units(chain[0].upstream)[:SAMPLE_GROUPS]:
+        sample.add_rejects(unit)
     for group in _groups({i.node: i.upstream for i in chain}):
         sample.add(group)
     return Funnel(
@@ -208,6 +210,26 @@ class _Sample:
             )
         for node, (flags, reasons) in group.decisions.items():
             self._take(group, node, flags, reasons)
+
+    def add_rejects(self, unit: Upstream) -> None:
+        """Take examples of records that ingestion refused: their position is their name."""
+        path = unit.folder / "rejects.parquet"
+        if self._wanted == 0 or not path.exists():
+            return
+        for table in GroupReader(path).groups(["position", "reason", "excerpt"]):
+            for row in table.to_pylist():
+                reason, text = str(row["reason"]), str(row["excerpt"] or "")
+                if self._seen["ingestion", reason] < self._wanted:
+                    self._seen["ingestion", reason] += 1
+                    self.examples.append(
+                        Example(
+                            id=f"position {row['position']}",
+                            node="ingestion",
+                            reason=reason,
+                            excerpt=text[: self._characters],
+                            num_characters=len(text),
+                        )
+                    )
 
     def _take(self, group: _Group, node: str, flags: np.ndarray[Any, Any], reasons: pa.Array) -> None:
         names = reasons.to_pylist() if self._wanted > 0 else []

@@ -52,7 +52,14 @@ def render(facts: Facts, *, section: ReportingSection) -> str:
         lstrip_blocks=True,
     )
     environment.filters.update(
-        whole=whole, size=size, seconds=seconds, share=share, significant=significant, short=charts.short, signed=signed
+        whole=whole,
+        size=size,
+        seconds=seconds,
+        share=share,
+        significant=significant,
+        short=charts.short,
+        rough=rough,
+        signed=signed,
     )
     script, style = ((TEMPLATES / f"report.{kind}").read_text(encoding="utf-8") for kind in ("js", "css"))
     colours = _colours(facts)
@@ -206,6 +213,14 @@ def heldout_rows(facts: Facts) -> list[dict[str, Any]]:
 def whole(value: float) -> str:
     """Write a whole number with separators."""
     return f"{value:,.0f}"
+
+
+def rough(value: float) -> str:
+    """Write three digits and a prefix."""
+    for limit, sign in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= limit:
+            return f"{value / limit:.3g} {sign}"
+    return f"{value:.3g}"
 
 
 def size(value: float) -> str:

@@ -35,6 +35,7 @@ PAIRING_DF = 6
 SEED_NOISE_LEVEL = 0.1
 """Howe's interval from here on: the F test of the variance over seed means against the residual."""
 MOST_SEEDS = 1000
+CHI_POINTS = 512
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -489,19 +490,26 @@ def detectable(spread: Spread, *, level: float, power: float) -> float:
 def power_of(shift: float, *, quantile: float, df: float) -> float:
     """Return the chance that |T| exceeds `quantile`, T noncentral t with noncentrality `shift`.
 
-    The mean of normal probabilities over 512 equally likely values of the chi distribution in T's denominator: scipy's noncentral
+    The mean of normal probabilities over equally likely values of the chi distribution in T's denominator: scipy's noncentral
     t gives NaN at large shifts, which few seeds need.
     """
-    scale = quantile * np.sqrt(stats.chi2.ppf((np.arange(512) + 0.5) / 512, df) / df)
-    return float((special.ndtr(shift - scale) + special.ndtr(-shift - scale)).mean())
+    return _exceeds(shift, _thresholds(quantile, df))
+
+
+def _thresholds(quantile: float, df: float) -> Floats:
+    share = (np.arange(CHI_POINTS) + 0.5) / CHI_POINTS
+    return np.asarray(quantile * np.sqrt(stats.chi2.ppf(share, df) / df), np.float64)
+
+
+def _exceeds(shift: float, thresholds: Floats) -> float:
+    return float((special.ndtr(shift - thresholds) + special.ndtr(-shift - thresholds)).mean())
 
 
 def _detectable(error: float, quantile: float, df: float, power: float) -> float:
-    high = 1.0
-    while power_of(high, quantile=quantile, df=df) < power:
+    thresholds, high = _thresholds(quantile, df), 1.0
+    while _exceeds(high, thresholds) < power:
         high *= 2
-    found = optimize.brentq(lambda s: power_of(s, quantile=quantile, df=df) - power, 0.0, high, xtol=1e-6)
-    return error * float(found)
+    return error * float(optimize.brentq(lambda shift: _exceeds(shift, thresholds) - power, 0.0, high, xtol=1e-6))
 
 
 def missing_seeds(

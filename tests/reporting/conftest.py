@@ -27,7 +27,14 @@ STEPS = (200, 400, 600)
 SCORES = pa.schema([pa.field("language", pa.string()), pa.field("language_score", pa.float64())])
 DECISIONS = pa.schema(DECISION_FIELDS)
 HELDOUT_SCORES = pa.schema(
-    [("id", pa.string()), ("source", pa.string()), ("language", pa.string()), ("bytes", pa.int64()), ("tokens", pa.int64()), ("bits", pa.float64())]
+    {
+        "id": pa.string(),
+        "source": pa.string(),
+        "language": pa.string(),
+        "bytes": pa.int64(),
+        "tokens": pa.int64(),
+        "bits": pa.float64(),
+    }
 )
 
 
