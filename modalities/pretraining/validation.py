@@ -42,7 +42,7 @@ def read_heldout(tokens: Path, documents: Path, *, length: int, max_documents: i
     shard = Shard(tokens)
     end = shard.sidecar.end_of_document if shard.sidecar is not None else None
     names, sizes = _columns(documents)
-    chosen = _choose(names, [len(shard.document(i)) for i in range(shard.num_documents)], max_documents, max_tokens)
+    chosen = _choose(names, np.diff(shard.offsets).tolist(), max_documents, max_tokens)
     if not chosen or max_documents == 0:
         return None
     windows: list[tuple[int, Array, Array]] = []

@@ -42,9 +42,7 @@ class MadeUpReader:
             rows.append((random.integers(VOCABULARY) + np.cumsum(steps)) % VOCABULARY)
             masks.append(random.random(self.length) > (0.5 if n % 3 == 0 else 0.1))
         documents = np.broadcast_to(np.arange(self.length) // 7, (last - first, self.length))
-        return MadeUp(
-            np.stack(rows).astype(np.uint16), np.stack(masks), documents.copy(), np.arange(first, last) % 2
-        )
+        return MadeUp(np.stack(rows).astype(np.uint16), np.stack(masks), documents.copy(), np.arange(first, last) % 2)
 
 
 @pytest.fixture
