@@ -75,6 +75,8 @@ def add_heldout(
     cache: Path,
 ) -> None:
     """Add the held-out documents, once for each language, since words depend on it."""
+    if not len(heldout.texts):
+        return
     for language in sorted(languages, key=lambda code: code or ""):
         high, low = signatures.text_hashes(heldout.texts)
         columns: dict[str, list[pa.Array]] = {}
