@@ -9,7 +9,7 @@ import dataclasses
 import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,11 +18,13 @@ import xxhash
 
 from modalities.documents import GroupReader, read_groups
 from modalities.manifest import write_text
-from modalities.tokenization.chat import ChatEncoder, ConversationError, messages_of
 from modalities.tokenization.config import TokenizationSection
 from modalities.tokenization.encoding import Encoded, MismatchError, Verifier, batches, open_encoder
 from modalities.tokens import Array, ShardWriter, Sidecar, token_dtype
 from modalities.work import Result, Upstream, Work, digest_of, sum_counts
+
+if TYPE_CHECKING:
+    from modalities.tokenization.chat import ChatEncoder
 
 SHARD = "tokens"
 _log = logging.getLogger(__name__)
@@ -67,6 +69,8 @@ def _read(inputs: Mapping[str, Upstream], *, chat: bool) -> Iterator[Documents]:
         texts = group.texts if group.keep.all() else group.texts.filter(pa.array(group.keep))
         found: dict[int, list[Any]] = {}
         if chat:
+            from modalities.tokenization.chat import messages_of
+
             metadata = base.group(group.index, ["metadata"]).column("metadata").to_pylist()
             messages = ((n, messages_of(metadata[place])) for n, place in enumerate(places.tolist()))
             found = {n: m for n, m in messages if m is not None}
@@ -98,7 +102,7 @@ def _write(
     share = section.verify_share if why is None else 0.0
     verifier = Verifier(file, special_in_text=special, share=share)
     bounds = Bounds(before=info["begin_of_document_id"], after=info["end_of_document_id"])
-    chat = ChatEncoder(upstream.folder) if info.get("chat") else None
+    chat = _open_chat(upstream.folder) if info.get("chat") else None
     tally = Tally(counts=dict.fromkeys(("documents_in", "text_bytes", "empty_documents", "special_in_text"), 0))
     done = 0
     with ShardWriter(
@@ -122,6 +126,12 @@ def _write(
     return _result(work.folder, sidecar, tally, engine, str(info["tokenizer_hash"]))
 
 
+def _open_chat(folder: Path) -> "ChatEncoder":
+    from modalities.tokenization.chat import ChatEncoder  # Jinja2 is loaded where there is a template
+
+    return ChatEncoder(folder)
+
+
 def _slice(group: Documents, texts: pa.LargeStringArray, first: int) -> Documents:
     last = first + len(texts)
     found = {n - first: m for n, m in group.conversations.items() if first <= n < last}
@@ -141,7 +151,7 @@ def _append(
     encoded: Encoded,
     *,
     bounds: Bounds,
-    chat: ChatEncoder | None,
+    chat: "ChatEncoder | None",
     writer: ShardWriter,
     tally: Tally,
 ) -> None:
@@ -153,27 +163,34 @@ def _append(
         empty_documents=pc.sum(pc.equal(sizes, 0)).as_py() or 0,
         special_in_text=int(np.count_nonzero(encoded.ids == bounds.after)),
     )
-    rows = documents.rows
-    if chat is None or not documents.conversations:
-        ids, lengths = surround(encoded, bounds, writer.dtype)
-        writer.write(ids, lengths)
-        tally.rows.append(rows)
+    if chat is not None and documents.conversations:
+        _append_conversations(documents, encoded, bounds=bounds, chat=chat, writer=writer, tally=tally)
         return
-    keep = np.ones(len(rows), bool)
-    for place in range(len(rows)):
-        ids = encoded.ids[encoded.offsets[place] : encoded.offsets[place + 1]]
-        mask = None
+    ids, lengths = surround(encoded, bounds, writer.dtype)
+    writer.write(ids, lengths)
+    tally.rows.append(documents.rows)
+
+
+def _append_conversations(
+    documents: Documents, encoded: Encoded, *, bounds: Bounds, chat: "ChatEncoder", writer: ShardWriter, tally: Tally
+) -> None:
+    """Write a batch that holds conversations, document by document."""
+    from modalities.tokenization.chat import ConversationError
+
+    keep = np.ones(len(documents.rows), bool)
+    for place in range(len(documents.rows)):
+        ids, mask = encoded.ids[encoded.offsets[place] : encoded.offsets[place + 1]], None
         if place in documents.conversations:
             try:
                 ids, mask = chat.encode(documents.conversations[place])
             except ConversationError as error:
-                _log.warning("row %d: dropped, its messages cannot be rendered: %s", rows[place], error)
+                _log.warning("row %d: dropped, its messages cannot be rendered: %s", documents.rows[place], error)
                 tally.dropped["invalid_conversation"] = tally.dropped.get("invalid_conversation", 0) + 1
                 keep[place] = False
                 continue
             tally.add(conversations=1, learnt_tokens=int(mask.sum()))
         _write_one(ids, mask, bounds, writer)
-    tally.rows.append(rows[keep])
+    tally.rows.append(documents.rows[keep])
 
 
 def _write_one(ids: Array, mask: Array | None, bounds: Bounds, writer: ShardWriter) -> None:
