@@ -187,14 +187,19 @@ def check(config: TokenizationConfig, sources: Sequence[str]) -> None:
 
 
 def is_tiktoken(path: Path) -> bool:
-    """Say whether a file holds tiktoken ranks: lines of base64 and a number."""
-    if path.suffix == ".tiktoken":
-        return True
-    if not path.is_file() or path.suffix == ".json":
-        return False
-    with path.open("rb") as file:
-        parts = file.readline(4096).split()
+    """Say whether a tokenizer file (or a directory's) holds tiktoken ranks: lines of base64 and a number."""
+    file = vocabulary_file(path)
+    if file is None or file.suffix in (".json", ".tiktoken"):
+        return file is not None and file.suffix == ".tiktoken"
+    with file.open("rb") as stream:
+        parts = stream.readline(4096).split()
     return len(parts) == 2 and parts[1].isdigit()
+
+
+def vocabulary_file(path: Path) -> Path | None:
+    """Return the file that holds an imported tokenizer's vocabulary, or None if there is none."""
+    files = imported_files(path)
+    return files.get("tokenizer.json") or files.get("tokenizer.model") or files.get(path.name)
 
 
 def imported_files(path: Path) -> Mapping[str, Path]:

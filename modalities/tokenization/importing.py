@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from modalities.errors import InputError
-from modalities.tokenization.config import SplitPattern, imported_files, is_tiktoken
+from modalities.tokenization.config import SplitPattern, imported_files, is_tiktoken, vocabulary_file
 from modalities.tokenization.training import split_by
 
 COMPANIONS = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
@@ -25,14 +25,13 @@ def import_into(
 
     A tokenizer.json is copied byte for byte. Special tokens are added only to tiktoken files, which never hold them.
     """
-    files = imported_files(path)
-    if not files:
+    files, vocabulary = imported_files(path), vocabulary_file(path)
+    if vocabulary is None:
         raise InputError(f"{path}: expected a tokenizer file or directory, got none; mend tokenization.tokenizer")
     for name in COMPANIONS:
         if name in files:
             shutil.copyfile(files[name], folder / name)
     out = folder / "tokenizer.json"
-    vocabulary = files.get("tokenizer.json") or files.get("tokenizer.model") or path
     if is_tiktoken(vocabulary):
         _save(read_tiktoken(vocabulary, split_pattern=split_pattern or "cl100k", special_tokens=special_tokens), out)
     elif vocabulary.suffix == ".json":

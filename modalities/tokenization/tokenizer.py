@@ -4,6 +4,7 @@ Its folder loads with `AutoTokenizer.from_pretrained` and gives the ids that the
 need: number of ids, special ids, content hash, bytes per token.
 """
 
+import logging
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from modalities.tokenization.training import Sample, compression, read_samples, 
 from modalities.tokens import token_dtype
 from modalities.work import Result, Work, digest_of
 
+_log = logging.getLogger(__name__)
 SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -100,6 +102,9 @@ def _result(work: Work[TokenizerSection], file: Path, ids: dict[str, int | None]
         "origin": "imported" if work.section.train is None else "trained",
     }
     if work.section.train is not None:
+        info["vocab_size_asked"] = work.section.train.vocab_size
+        if count < work.section.train.vocab_size:
+            _log.warning("%s: the sample has pairs for %d ids, not for %d", work.label, count, info["vocab_size_asked"])
         encoder, info["not_gigatoken"] = open_encoder(file, special_in_text=False)
         info["bytes_per_token"], info["sample_documents"] = compression(_samples(work), encoder.encode)
     files = {path.name: file_hash(path) for path in sorted(work.folder.iterdir())}

@@ -266,3 +266,19 @@ def test_files_are_the_same_at_every_run(foreign: Path, make: Any) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
         assert (first.folder / name).read_bytes() == (second.folder / name).read_bytes()
     assert json.loads((first.folder / "special_tokens_map.json").read_text()) == {"eos_token": "</s>"}
+
+
+def test_a_directory_with_tiktoken_ranks(tmp_path: Path, make: Any) -> None:
+    folder = tmp_path / "ranks"
+    folder.mkdir()
+    ranks = _ranks(folder / "tokenizer.model")
+    config = TokenizationConfig(tokenizer=folder, split_pattern="o200k")
+    assert tokenizer_section(config, ()).split_pattern == "o200k"
+    _, result = make(config)
+    assert result.info["vocab_size"] == len(ranks) + 1
+
+
+def test_a_small_sample_gives_fewer_ids_and_says_so(make: Any, unit_of: Any, source_of: Any) -> None:
+    inputs = source_of("s", [unit_of(["aa bb", "aa bb"])])
+    _, result = make(TokenizationConfig(train=TrainingConfig(vocab_size=5000)), inputs, ("s",))
+    assert result.info["vocab_size"] < result.info["vocab_size_asked"] == 5000
