@@ -86,7 +86,8 @@ def training_chunks(sources: Sequence[Upstream], tokens_per_source: int) -> Iter
         left = tokens_per_source
         for tokens in own:
             for start in range(0, min(len(tokens), left), size):
-                yield np.asarray(tokens[max(0, start - 1) : min(start + size, left)], np.int64)
+                chunk: Array = np.asarray(tokens[max(0, start - 1) : min(start + size, left)], np.int64)
+                yield chunk
             left -= min(len(tokens), left)
 
 

@@ -20,8 +20,6 @@ class _BadInputError(Exception):
 
 def main(request: Path, answer: Path) -> None:
     """Run the requested tasks and write the answer."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: do not outlive the job
     asked = json.loads(request.read_text(encoding="utf-8"))
     try:
         done: dict[str, Any] = {"tasks": _run(asked)}
@@ -171,4 +169,6 @@ def _truncated(arguments: Any, model: Any) -> bool:
 
 
 if __name__ == "__main__":
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: do not outlive the job
     main(Path(sys.argv[1]), Path(sys.argv[2]))

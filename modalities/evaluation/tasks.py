@@ -113,20 +113,25 @@ def _request(work: Work[EvaluationSection], own: Mapping[str, Any] | None, devic
 def _ask(
     request: Mapping[str, Any], tasks: Mapping[str, TaskConfig], scratch: Path, work: Work[EvaluationSection]
 ) -> list[dict[str, Any]]:
-    """Run the child process and return its answer."""
-    asked, answer, log = scratch / "request.json", scratch / "answer.json", scratch / "log.txt"
+    """Put the request to lm-eval and return its answer."""
+    asked, answer = scratch / "request.json", scratch / "answer.json"
     asked.write_text(json.dumps(request), encoding="utf-8")
     local = all(task.file is not None or name == continuation.NAME for name, task in tasks.items())
+    run_harness(asked, answer, environment=_environment(request, scratch if local else None), work=work)
+    done = json.loads(answer.read_text(encoding="utf-8"))
+    if "error" in done:
+        raise InputError(done["error"]["message"])
+    found: list[dict[str, Any]] = done["tasks"]
+    return found
+
+
+def run_harness(asked: Path, answer: Path, *, environment: Mapping[str, str], work: Work[EvaluationSection]) -> None:
+    """Run the child process to its end."""
+    log = answer.with_name("log.txt")
     command = [sys.executable, "-m", "modalities.evaluation.harness", str(asked), str(answer)]
     with (
         log.open("w") as errors,
-        subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            env=_environment(request, scratch if local else None),
-            text=True,
-        ) as child,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, env=environment, text=True) as child,
     ):
         assert child.stdout is not None
         for line in child.stdout:
@@ -136,11 +141,6 @@ def _ask(
     if child.returncode != 0:
         tail = "\n".join(log.read_text(errors="replace").splitlines()[-20:])
         raise RuntimeError(f"{work.label}: lm-eval ended with exit code {child.returncode}:\n{tail}")
-    done = json.loads(answer.read_text(encoding="utf-8"))
-    if "error" in done:
-        raise InputError(done["error"]["message"])
-    found: list[dict[str, Any]] = done["tasks"]
-    return found
 
 
 def _environment(request: Mapping[str, Any], cache: Path | None) -> dict[str, str]:

@@ -13,6 +13,7 @@ import torch
 from modalities import checkpoint
 from modalities.config import select
 from modalities.errors import ConfigError, DivergedError, InputError
+from modalities.evaluation import tasks
 from modalities.evaluation.config import (
     ComputeConfig,
     ContinuationConfig,
@@ -57,8 +58,16 @@ def task_file(tmp_path: Path) -> Path:
     return folder / "colours.yaml"
 
 
-def tasks_section(tasks: dict[str, TaskConfig], **keys) -> EvaluationSection:
-    config = EvaluationConfig(tasks=tasks, **keys)
+@pytest.fixture
+def in_process(monkeypatch) -> None:
+    """Run lm-eval within the test: a child spends 15 seconds on imports."""
+    from modalities.evaluation import harness
+
+    monkeypatch.setattr(tasks, "run_harness", lambda asked, answer, **_: harness.main(asked, answer))
+
+
+def tasks_section(wanted: dict[str, TaskConfig], **keys) -> EvaluationSection:
+    config = EvaluationConfig(tasks=wanted, **keys)
     return section(config, "tasks", 7)
 
 
@@ -98,17 +107,19 @@ def test_local_task_by_path(conversion, heldout, make_work, task_file: Path) -> 
             -nats[row["gold"]] / math.log(2) / row["choice_bytes"][row["gold"]]
         )
     assert rows[0]["choice_bytes"] == [4, 20, 5]
-    again = run(make_work(wanted, conversion=conversion, heldout=heldout))
-    assert again.content == result.content
 
 
+@pytest.mark.usefixtures("in_process")
 def test_limit_and_metrics(conversion, heldout, make_work, task_file: Path) -> None:
     wanted = tasks_section({"palette": TaskConfig(file=task_file, limit=5, metrics=("probability", "acc"))})
-    found = run(make_work(wanted, conversion=conversion, heldout=heldout)).info["tasks"]["palette"]
+    result = run(make_work(wanted, conversion=conversion, heldout=heldout))
+    assert run(make_work(wanted, conversion=conversion, heldout=heldout)).content == result.content
+    found = result.info["tasks"]["palette"]
     assert found["items"] == 5
     assert set(found["metrics"]) == {"probability"} and set(found["lm_eval"]) == {"acc"}
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_model_that_learnt_is_above_chance_on_continuation(
     pretraining, config, tokenizer, make_heldout, make_text, make_work, to_hugging_face, save, tmp_path
 ) -> None:
@@ -191,12 +202,14 @@ def test_data_that_changed_since_the_plan(conversion, heldout, make_work, task_f
         run(make_work(wanted, conversion=conversion, heldout=heldout))
 
 
+@pytest.mark.usefixtures("in_process")
 def test_task_without_items(conversion, heldout, make_work, task_file: Path) -> None:
     (task_file.parent / "colours.jsonl").write_text("")
     with pytest.raises(InputError, match=r"evaluation\.tasks\.palette: expected"):
         run(make_work(tasks_section({"palette": TaskConfig(file=task_file)}), conversion=conversion, heldout=heldout))
 
 
+@pytest.mark.usefixtures("in_process")
 def test_unknown_task_and_unknown_metric(conversion, heldout, make_work, task_file: Path) -> None:
     with pytest.raises(InputError, match=r"evaluation\.tasks\.no_such_task: expected a task of lm-eval"):
         run(make_work(tasks_section({"no_such_task": TaskConfig()}), conversion=conversion, heldout=heldout))
@@ -205,12 +218,19 @@ def test_unknown_task_and_unknown_metric(conversion, heldout, make_work, task_fi
         run(make_work(wanted, conversion=conversion, heldout=heldout))
 
 
+@pytest.mark.usefixtures("in_process")
 def test_named_task_whose_data_is_not_here(conversion, heldout, make_work, monkeypatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "empty"))
+    import datasets
+
+    def offline(*args: object, **keys: object) -> None:
+        raise ConnectionError("offline mode is on")
+
+    monkeypatch.setattr(datasets, "load_dataset", offline)
     with pytest.raises(InputError, match=r"evaluation\.tasks\.piqa: expected its data on this machine"):
         run(make_work(tasks_section({"piqa": TaskConfig()}), conversion=conversion, heldout=heldout))
 
 
+@pytest.mark.usefixtures("in_process")
 def test_nan_logits(conversion, heldout, make_work, task_file: Path) -> None:
     from safetensors.torch import load_file, save_file
 
