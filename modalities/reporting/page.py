@@ -147,9 +147,8 @@ def _heldout_panels(facts: Facts, colours: Mapping[str, tuple[str, int]]) -> lis
     panels = []
     for source in sources:
         lines = _study_lines({v: own[source] for v, own in curves.items() if source in own}, colours)
-        levels = [Level(name=b, value=f[source], colour=7) for b, f in facts.baselines.items() if source in f]
         title = "All held-out documents" if source == ALL else source
-        svg = charts.line_chart(lines, title=f"Bits per byte: {title}", y_label="bits per byte", levels=levels)
+        svg = charts.line_chart(lines, title=f"Bits per byte: {title}", y_label="bits per byte")
         if svg is not None:
             panels.append(Panel(title=title, svg=svg, legend=_arm_legend(facts, colours)))
     return panels

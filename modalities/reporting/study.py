@@ -141,7 +141,7 @@ def _last(instances: Sequence[Instance], suite: str) -> Instance | None:
 def _content(node: str) -> Callable[[Sequence[Instance]], str | None]:
     def read(instances: Sequence[Instance]) -> str | None:
         instance = first(instances, node)
-        return None if instance is None else instance.upstream.content
+        return None if instance is None else instance.upstream.content[:12]
 
     return read
 
