@@ -32,7 +32,8 @@ Tree = int | tuple["Tree", "Tree"]
 
 MAX_TOTAL = 2**30
 """Largest sum of whole-number weights: `2 * m * w` then stays below 2^63 after reducing m by the total."""
-_ROUNDS = 8
+_ROUNDS = 6
+"""Four make a Feistel network with random rounds indistinguishable from random; two more for small sources."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -231,7 +232,7 @@ def round_keys(*, data_seed: int, source: str, epoch: int) -> Words:
 
 
 def permute(numbers: Ints, *, sizes: Ints, keys: Words) -> Ints:
-    """Map each number below its size one to one onto numbers below that size; `keys` [N, 8] choose the permutation."""
+    """Map each number below its size one to one onto numbers below that size; `keys` [N, 6] choose the permutation."""
     size = sizes.astype(np.uint64)
     columns = np.ceil(np.sqrt(sizes)).astype(np.uint64)
     rows = (size + columns - np.uint64(1)) // columns

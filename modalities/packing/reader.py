@@ -14,7 +14,9 @@ A row's padding counts as one more document, so no row is without one. Costs on 
 
 import collections
 import dataclasses
+import itertools
 import mmap
+import operator
 import queue
 import resource
 import threading
@@ -95,6 +97,8 @@ class _Open:
     """A token shard and its records, mapped."""
 
     tokens: Array
+    raw: memoryview
+    """The same as bytes."""
     mask: Array | None
     heads: Ints
     pieces: Ints
@@ -151,18 +155,18 @@ class SequenceReader:
 
     def read(self, slots: Ints) -> Batch:
         """Return any slots, in the order given."""
-        sources, _, pieces, rows = self._pieces(slots)
+        sources, units, pieces, rows = self._pieces(slots)
         width = self.index.sequence_length + 1
-        tokens = np.zeros((len(slots), width), np.int32)
-        target = np.zeros((len(slots), width), np.bool_)
         lengths = pieces[:, 2]
-        ends = np.cumsum(lengths)
         row_sizes = np.bincount(rows, weights=lengths, minlength=len(slots)).astype(np.int64)
-        row_first = np.cumsum(row_sizes) - row_sizes
-        columns = ends - lengths - row_first[rows]
-        self._copy(pieces, rows * width + columns, tokens.reshape(-1), target.reshape(-1))
+        columns = np.cumsum(lengths) - lengths - (np.cumsum(row_sizes) - row_sizes)[rows]
+        runs = _runs(pieces, rows * width + columns)
+        target = np.ones((len(slots), width), np.bool_)
+        padded = np.flatnonzero(row_sizes < width)
+        target[padded] = np.arange(width) < row_sizes[padded, None]
+        self._copy_masks(runs, target.reshape(-1))
         return Batch(
-            tokens=tokens,
+            tokens=self._copy_tokens(runs, units, padded, width),
             loss_mask=target[:, 1:],
             starts=_starts(rows, columns, row_sizes, width - 1),
             sources=sources,
@@ -192,34 +196,54 @@ class SequenceReader:
         numbers = numbers + self._source_starts[sources]
         units = np.searchsorted(self._unit_starts, numbers, side="right") - 1
         within = numbers - self._unit_starts[units]
-        found: list[Ints] = []
-        rows: list[Ints] = []
+        heads, counts = np.empty_like(units), np.empty_like(units)
         by_unit = np.argsort(units, kind="stable")
-        for mine in np.split(by_unit, np.flatnonzero(np.diff(units[by_unit])) + 1) if len(slots) else []:
+        groups = np.split(by_unit, np.flatnonzero(np.diff(units[by_unit])) + 1) if len(slots) else []
+        for mine in groups:
+            opened = self._open(int(units[mine[0]]))
+            heads[mine] = opened.heads[within[mine]]
+            counts[mine] = opened.heads[within[mine] + 1] - heads[mine]
+        rows = np.repeat(np.arange(len(units)), counts)
+        first = np.cumsum(counts) - counts
+        at = np.arange(len(rows)) + (heads - first)[rows]
+        pieces = np.empty((len(rows), 4), np.int64)
+        pieces[:, 0] = units[rows]
+        for mine in groups:
             unit = int(units[mine[0]])
-            opened = self._open(unit)
-            heads, tails = opened.heads[within[mine]], opened.heads[within[mine] + 1]
-            counts = tails - heads
-            at = np.repeat(heads - np.cumsum(counts) + counts, counts) + np.arange(int(counts.sum()))
-            found.append(np.column_stack([np.full(len(at), unit), opened.pieces[at]]))
-            rows.append(np.repeat(mine, counts))
-        if not found:
-            return sources, units, np.empty((0, 4), np.int64), np.empty(0, np.int64)
-        row = np.concatenate(rows)
-        back = np.argsort(row, kind="stable")
-        return sources, units, np.concatenate(found)[back], row[back]
+            chosen = _ranges(first[mine], counts[mine])
+            pieces[chosen, 1:] = self._open(unit).pieces[at[chosen]]
+        return sources, units, pieces, rows
 
-    def _copy(self, pieces: Ints, at: Ints, tokens: Array, target: Array) -> None:
-        """Copy the pieces to places `at` of the flat arrays. Neighbours in shard and batch go in one copy."""
-        unit, start, length = pieces[:, 0], pieces[:, 1], pieces[:, 2]
-        joined = (unit[1:] == unit[:-1]) & (start[1:] == start[:-1] + length[:-1]) & (at[1:] == at[:-1] + length[:-1])
-        heads = np.flatnonzero(np.append(True, ~joined)) if len(pieces) else np.empty(0, np.int64)
-        sizes = np.add.reduceat(length, heads) if len(heads) else heads
-        runs = np.column_stack([unit[heads], start[heads], at[heads], sizes])
-        for number, begin, place, size in runs.tolist():
-            opened = self._opened.get(number) or self._open(number)
-            tokens[place : place + size] = opened.tokens[begin : begin + size]
-            target[place : place + size] = True if opened.mask is None else opened.mask[begin : begin + size]
+    def _copy_tokens(self, runs: Ints, units: Ints, padded: Ints, width: int) -> Array:
+        """Return [B, T + 1] int32: bytes are moved in the type of the shards and widened at once, 3 times as fast."""
+        numbers = np.unique(units)
+        sizes = np.asarray([self._open(number).tokens.itemsize for number in numbers.tolist()], np.int64)
+        parts = []
+        for size in np.unique(sizes).tolist():
+            narrow = np.empty((len(units), width), f"<u{size}" if size <= 2 else f"<i{size}")
+            narrow[padded] = 0
+            to = narrow.reshape(-1).view(np.uint8).data
+            chosen = runs if len(sizes) == 1 else runs[np.isin(runs[:, 0], numbers[sizes == size])]
+            scaled = chosen * np.asarray([1, size, size, size, size])
+            for number, of_unit in itertools.groupby(scaled.tolist(), key=operator.itemgetter(0)):
+                raw = self._open(number).raw
+                for _, begin, end, place, place_end in of_unit:
+                    to[place:place_end] = raw[begin:end]
+            parts.append((size, narrow))
+        if len(parts) == 1:
+            return parts[0][1].astype(np.int32)
+        tokens = np.zeros((len(units), width), np.int32)
+        size_of_row = sizes[np.searchsorted(numbers, units)]
+        for size, narrow in parts:
+            tokens[size_of_row == size] = narrow[size_of_row == size]
+        return tokens
+
+    def _copy_masks(self, runs: Ints, target: Array) -> None:
+        masked = [number for number in np.unique(runs[:, 0]).tolist() if self._open(number).mask is not None]
+        for number, begin, end, place, place_end in runs[np.isin(runs[:, 0], masked)].tolist() if masked else []:
+            mask = self._open(number).mask
+            assert mask is not None
+            target[place:place_end] = mask[begin:end]
 
     def _open(self, number: int) -> _Open:
         if number in self._opened:
@@ -229,6 +253,29 @@ class SequenceReader:
         while len(self._opened) > self._max_open:
             self._opened.popitem(last=False)
         return opened
+
+
+def _ranges(starts: Ints, counts: Ints) -> Ints:
+    """Return the numbers from each start on, `counts` of them, one after another."""
+    skipped = np.cumsum(counts) - counts
+    numbers: Ints = np.arange(int(counts.sum())) + np.repeat(starts - skipped, counts)
+    return numbers
+
+
+def _runs(pieces: Ints, at: Ints) -> Ints:
+    """Return what to copy, unit by unit: [R, 5] of unit, first token and end in the shard, and in the flat batch.
+
+    Pieces that are neighbours both in their shard and in the batch become one run; `concatenate` has one per row.
+    """
+    unit, start, length = pieces[:, 0], pieces[:, 1], pieces[:, 2]
+    if len(pieces) == 0:
+        return np.empty((0, 5), np.int64)
+    joined = (unit[1:] == unit[:-1]) & (start[1:] == start[:-1] + length[:-1]) & (at[1:] == at[:-1] + length[:-1])
+    heads = np.flatnonzero(np.append(True, ~joined))
+    sizes = np.add.reduceat(length, heads)
+    runs = np.column_stack([unit[heads], start[heads], start[heads] + sizes, at[heads], at[heads] + sizes])
+    by_unit: Ints = runs[np.argsort(unit[heads], kind="stable")]
+    return by_unit
 
 
 def _part(first: int, last: int, *, rank: int, ranks: int) -> Ints:
@@ -258,7 +305,9 @@ def _open(unit: UnitFiles) -> _Open:
         maps = (token_map, mask_map)
     heads, _ = _map(unit.records / "sequences.bin", np.dtype("<i8"), made.sequences + 1)
     pieces, _ = _map(unit.records / "pieces.bin", np.dtype("<i8"), 3 * made.pieces)
-    return _Open(tokens=tokens, mask=mask, heads=heads, pieces=pieces.reshape(-1, 3), maps=maps)
+    return _Open(
+        tokens=tokens, raw=memoryview(token_map), mask=mask, heads=heads, pieces=pieces.reshape(-1, 3), maps=maps
+    )
 
 
 def _map(file: Path, dtype: np.dtype[Any], count: int) -> tuple[Array, mmap.mmap]:

@@ -119,7 +119,7 @@ def pack_documents(tmp_path: Path) -> Callable[..., Packed]:
     def build(
         sources: dict[str, list[Documents]],
         *,
-        dtype: str = "<u2",
+        dtype: str | dict[str, str] = "<u2",
         budget_tokens: int | None = None,
         masks: dict[str, list[Documents]] | None = None,
         **settings: Any,
@@ -130,7 +130,7 @@ def pack_documents(tmp_path: Path) -> Callable[..., Packed]:
                 write_shard(
                     root / f"shard-{source}-{number}",
                     documents,
-                    dtype=dtype,
+                    dtype=dtype if isinstance(dtype, str) else dtype[source],
                     masks=None if masks is None or source not in masks else masks[source][number],
                 )
                 for number, documents in enumerate(parts)

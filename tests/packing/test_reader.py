@@ -63,6 +63,16 @@ def test_batches_ranks_and_random_access_agree(pack_documents: Callable[..., Any
     assert np.array_equal(fresh.read(slots).tokens, whole.tokens[slots])
 
 
+def test_shards_of_several_types(pack_documents: Callable[..., Any]) -> None:
+    sources = {"a": [documents(1, 30)], "b": [documents(2, 30)], "c": [documents(3, 30, ids=2**31 - 1)]}
+    narrow = {name: sources[name] for name in ("a", "b")}
+    mixed = pack_documents(sources, dtype={"a": "<u2", "b": "<i8", "c": "<i4"}, sequence_length=16)
+    batch = mixed.reader().batch(0, sum(len(plain_rows(parts, 16)) for parts in sources.values()))
+    assert unpadded(batch) == Counter(tuple(row) for parts in sources.values() for row in plain_rows(parts, 16))
+    same = pack_documents(narrow, dtype={"a": "<u2", "b": "<i4"}, sequence_length=16).reader().batch(0, 50)
+    assert np.array_equal(same.tokens, pack_documents(narrow, sequence_length=16).reader().batch(0, 50).tokens)
+
+
 def test_budgets_share_their_prefix(pack_documents: Callable[..., Any]) -> None:
     sources = {"a": [documents(1, 40)], "b": [documents(2, 25)]}
     settings = {"sequence_length": 16, "weights": {"a": 3, "b": 1}, "max_epochs": 99}
