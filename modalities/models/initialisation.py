@@ -22,10 +22,13 @@ def initialise(model: nn.Module, config: LlamaConfig, *, seed: int) -> None:
 def initial(name: str, shape: tuple[int, ...], config: LlamaConfig, *, seed: int) -> Tensor:
     """Return a parameter's first value, float32 on the CPU.
 
-    Norms start at 1; biases, and layers whose name ends in `_gate`, at 0; others normal, cut at three deviations.
+    Norms start at 1; biases, and layers whose name ends in `_gate`, at 0; `combination` layers at the mean; others normal,
+    cut at three deviations.
     """
     if name.endswith("norm.weight"):
         return torch.ones(shape)
+    if name.endswith("combination.weight"):
+        return torch.full(shape, 1.0 / shape[-1])
     if name.endswith((".bias", "_gate.weight")):
         return torch.zeros(shape)
     std = config.init_std

@@ -28,7 +28,7 @@ from modalities.pretraining.trainer import Setting, train
 from modalities.pretraining.validation import HeldOut, read_heldout
 from modalities.work import Upstream
 
-CPU_MICRO_BATCH_TOKENS, GPU_MICRO_BATCH_TOKENS = 4096, 16384
+CPU_MICRO_BATCH_TOKENS, GPU_MICRO_BATCH_TOKENS = 2048, 16384
 CPU_PIECE_BYTES, GPU_PIECE_BYTES = 8 << 20, 1 << 30
 
 
