@@ -12,6 +12,10 @@ from modalities.config import key
 from modalities.errors import Invalid
 
 
+TENSOR_PARALLEL = True
+"""Whether the module beside this one has a `tensor_plan`."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class LlamaConfig:
     """Everything that fixes the function and the initial weights of a decoder, but for the seed."""

@@ -11,7 +11,7 @@ import math
 from typing import Any, Literal
 
 from modalities.config import key
-from modalities.errors import Invalid
+from modalities.errors import ConfigError, Invalid
 from modalities.models import architectures
 from modalities.models.llama_config import PRESETS, LlamaConfig, ModelConfig
 
@@ -442,10 +442,17 @@ def _check_model(config: PretrainingConfig, vocab_size: int | None) -> None:
         counts.parameters(dataclasses.replace(model, vocab_size=model.vocab_size or vocab_size or 1))
     except Invalid as error:
         raise Invalid(f"model.{error.key}", error.message) from None
+    except ConfigError as error:
+        raise Invalid("model.options", str(error)) from None
 
 
 def _check_layout(config: PretrainingConfig, model: LlamaConfig) -> None:
     layout = config.numerics.layout
+    if layout.tensor > 1 and not getattr(architectures.counts_module(model), "TENSOR_PARALLEL", False):
+        raise Invalid(
+            "numerics.layout.tensor",
+            f"expected 1 for model.architecture={model.architecture}, got {layout.tensor}; shard with strategy: fsdp",
+        )
     if layout.tensor > 1 and model.kv_heads % layout.tensor:
         raise Invalid(
             "numerics.layout.tensor",
