@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
-from modalities.errors import ModalitiesError
+from modalities.errors import InterruptedRunError, ModalitiesError, OutOfMemoryError
 from modalities.ingestion.config import Extraction
 
 Outcome = Literal[
@@ -56,8 +56,11 @@ class Extractor:
         status = self._end()
         if -status == signal.SIGPROF:
             return "extraction_timeout", f"more than {self._settings.cpu_seconds:g} s of CPU time"
-        if -status in (signal.SIGINT, signal.SIGTERM):
-            raise KeyboardInterrupt
+        # These come from outside and say nothing about the page: to drop it would make the result depend on the machine.
+        if -status == signal.SIGKILL:
+            raise OutOfMemoryError("extractor: killed from outside, most likely for memory; give the job 2 GiB or more")
+        if -status in (signal.SIGTERM, signal.SIGHUP):
+            raise InterruptedRunError(f"extractor: stopped by {_status_name(status)}; start the run again")
         return "extraction_failed", f"the extractor died ({_status_name(status)})"
 
     def _start(self) -> subprocess.Popen[bytes]:

@@ -103,7 +103,9 @@ def _batch(batch: pa.RecordBatch, position: int, keys: dict[str, str], max_bytes
 
 def _reject(position: int, reason: str, value: Any) -> Reject:
     buffer = value.as_buffer()
-    return Reject(position=position, reason=reason, excerpt=excerpt(buffer.slice(0, min(1024, len(buffer))).to_pybytes()))
+    return Reject(
+        position=position, reason=reason, excerpt=excerpt(buffer.slice(0, min(1024, len(buffer))).to_pybytes())
+    )
 
 
 def _binary(column: pa.Array) -> pa.Array:

@@ -1,7 +1,7 @@
 """Uncompressed bytes and lines of a file, in bounded memory whatever the file holds.
 
-A block read expands to at most `_MAX_BLOCK` bytes (gzip), or 128 MiB (zstd, where 4 KiB cannot hold more), so a decompression
-bomb costs time, not memory.
+A step expands to at most `_STEP_BYTES` (gzip) or 128 MiB (zstd, where 4 KiB cannot hold more), so a decompression bomb costs
+time, not memory. What a step gives before it meets damage is lost, another reason for small ones.
 """
 
 import codecs
@@ -19,7 +19,7 @@ from modalities.ingestion.config import Format
 from modalities.ingestion.records import CorruptError, WrongKindError
 
 BLOCK_BYTES = 1 << 20
-_MAX_BLOCK = 1 << 22
+_STEP_BYTES = 1 << 16
 _ZSTD_SLICE = 1 << 12
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _HEAD_BYTES = 512
@@ -90,7 +90,7 @@ class Input:
         data = b""
         member: Any = None
         while True:
-            data = data or self._file.read(BLOCK_BYTES)
+            data = data or self._file.read(_STEP_BYTES)
             if not data:
                 break
             if member is None:
@@ -98,7 +98,7 @@ class Input:
                 member = zlib.decompressobj(31) if data else None
                 continue
             try:
-                block = member.decompress(data, _MAX_BLOCK)
+                block = member.decompress(data, _STEP_BYTES)
             except zlib.error as error:
                 raise self._corrupt(f"gzip data is damaged ({error})") from None
             if block:

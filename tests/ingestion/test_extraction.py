@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from modalities.errors import InterruptedRunError, OutOfMemoryError
 from modalities.ingestion import warc
 from modalities.ingestion.config import Extraction, IngestionConfig, Source, section
 from modalities.ingestion.extraction import Extractor
@@ -47,12 +48,11 @@ def test_settings_reach_the_extractor() -> None:
     page = PAGE.replace("</article>", f"<table>{row}</table></article>")
     with Extractor(Extraction(include_tables=False)) as without, Extractor(Extraction()) as with_tables:
         assert "In a table" in with_tables.extract(page)[1] and "In a table" not in without.extract(page)[1]
-    many = "<html><body><article>" + f"<p>{SENTENCE * 3}</p><p>{os.urandom(99).hex()}</p>" * 6 + "</article></body></html>"
+    many = (
+        "<html><body><article>" + f"<p>{SENTENCE * 3}</p><p>{os.urandom(99).hex()}</p>" * 6 + "</article></body></html>"
+    )
     with Extractor(Extraction(deduplicate=False)) as keeps, Extractor(Extraction()) as drops:
         assert keeps.extract(many)[1].count(SENTENCE) > drops.extract(many)[1].count(SENTENCE)
-
-
-HANGS = "import trafilatura, time\nold = trafilatura.extract\n"
 
 
 def _replace_extract(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
@@ -111,8 +111,30 @@ def test_failures_are_reasons(tmp_path: Path, monkeypatch: Any, body: str, outco
         assert extractor.extract(PAGE)[0] == "text"
 
 
+@pytest.mark.parametrize(("number", "error"), [(9, OutOfMemoryError), (15, InterruptedRunError)])
+def test_a_kill_from_outside_is_no_reason_to_drop_a_page(
+    tmp_path: Path, monkeypatch: Any, number: int, error: Any
+) -> None:
+    _replace_extract(
+        tmp_path / "site",
+        monkeypatch,
+        f"    __import__('os').kill(__import__('os').getpid(), {number} * ('bad' in page))",
+    )
+    with pytest.raises(error), Extractor(Extraction()) as extractor:
+        extractor.extract(PAGE.replace("sentence", "bad"))
+
+
 def test_strange_pages_have_an_outcome() -> None:
-    strange = ["", "<", "\x00", "<html>" * 5000, "&#xD800;" * 50, "<p>" + "ü" * 100_000, PAGE + "\ufffe\x0b", "<![CDATA[" * 99]
+    strange = [
+        "",
+        "<",
+        "\x00",
+        "<html>" * 5000,
+        "&#xD800;" * 50,
+        "<p>" + "ü" * 100_000,
+        PAGE + "\ufffe\x0b",
+        "<![CDATA[" * 99,
+    ]
     with Extractor(Extraction()) as extractor:
         outcomes = [extractor.extract(page)[0] for page in strange]
         assert extractor.extract(PAGE)[0] == "text" and extractor.restarts == 0

@@ -154,7 +154,9 @@ def test_huge_files_are_known_by_their_edges(tmp_path: Path, monkeypatch: pytest
 
 
 def test_planning_imports_nothing_heavy() -> None:
-    code = "import sys, modalities.ingestion.inputs; print([m for m in ('torch', 'pyarrow', 'numpy') if m in sys.modules])"
+    code = (
+        "import sys, modalities.ingestion.inputs; print([m for m in ('torch', 'pyarrow', 'numpy') if m in sys.modules])"
+    )
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

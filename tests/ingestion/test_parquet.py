@@ -62,7 +62,11 @@ def test_a_bad_value_is_rejected_alone(ingest: Any, save: Any) -> None:
     save("1.parquet", pa.table({"text": values, "extra": extra}))
     done = ingest(max_document_bytes=1000)
     assert done.texts == ["a", "c", "d"] and done.reasons == ["invalid_utf8", "too_large"]
-    assert done.documents[1]["metadata"] == '{"extra": "\\\\xff"}' and [d["position"] for d in done.documents] == [0, 3, 4]
+    assert done.documents[1]["metadata"] == '{"extra": "\\\\xff"}' and [d["position"] for d in done.documents] == [
+        0,
+        3,
+        4,
+    ]
 
 
 def test_columns_may_differ_between_files(ingest: Any, save: Any) -> None:
@@ -91,7 +95,9 @@ def test_an_empty_table_is_an_empty_unit(ingest: Any, save: Any) -> None:
     assert ingest().results[0].counts["documents_in"] == 0
 
 
-@pytest.mark.parametrize(("data", "message"), [(b"", "footer cannot be read"), (b'{"text": 1}', "got a file that starts with")])
+@pytest.mark.parametrize(
+    ("data", "message"), [(b"", "footer cannot be read"), (b'{"text": 1}', "got a file that starts with")]
+)
 def test_what_is_no_parquet_is_an_error(ingest: Any, write: Any, data: bytes, message: str) -> None:
     write("1.parquet", data)
     with pytest.raises(InputError, match=message):

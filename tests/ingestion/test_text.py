@@ -1,6 +1,7 @@
 """Plain text as files, paragraphs and lines."""
 
 import gzip
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,9 @@ def test_long_documents_are_read_past(ingest: Any, write: Any, documents: str) -
     write("2.txt", b"a" * 1000)
     write("3.txt", (b"a" * 99 + b"\n") * 11)
     done = ingest(documents=documents, max_document_bytes=1000)
-    assert done.reasons == {"file": ["too_large"] * 2, "lines": ["too_large"], "paragraphs": ["too_large"] * 2}[documents]
+    assert (
+        done.reasons == {"file": ["too_large"] * 2, "lines": ["too_large"], "paragraphs": ["too_large"] * 2}[documents]
+    )
     assert done.texts[0] == ("a" * 1000 if documents == "file" else "b")
 
 
@@ -63,7 +66,11 @@ def test_what_ends_in_damage_is_no_document(ingest: Any, write: Any, documents: 
 
 @pytest.mark.parametrize("documents", ["lines", "paragraphs"])
 @settings(max_examples=60, deadline=None)
-@given(data=st.lists(st.sampled_from([b"a", b"bb\xc3\xbc", b"\n", b"\n\n", b" ", b"\r\n", b"\n\t\n"]), max_size=40).map(b"".join))
+@given(
+    data=st.lists(st.sampled_from([b"a", b"bb\xc3\xbc", b"\n", b"\n\n", b" ", b"\r\n", b"\n\t\n"]), max_size=40).map(
+        b"".join
+    )
+)
 def test_documents_do_not_depend_on_how_a_file_is_cut(tmp_path_factory: Any, documents: Any, data: bytes) -> None:
     path = Path(tmp_path_factory.getbasetemp()) / "cut.txt"
     path.write_bytes(data)
@@ -72,7 +79,7 @@ def test_documents_do_not_depend_on_how_a_file_is_cut(tmp_path_factory: Any, doc
     for number in (1, 2, 7):
         bounds = [len(data) * i // number for i in range(number + 1)]
         found, meter = [], Meter()
-        for start, end in sorted(set(zip(bounds, bounds[1:], strict=False)) - {(0, 0)} or {(0, 0)}):
+        for start, end in sorted(set(itertools.pairwise(bounds)) - {(0, 0)} or {(0, 0)}):
             with Input(path, start=max(0, start - 1)) as stream:
                 found += list(text.read(stream, own, meter, end=end, skip_first=start > 0))
         outcomes.append((found, meter.blank_lines))
