@@ -398,7 +398,7 @@ class HeldoutSection:
 
 def scores_section(config: FilteringConfig, source: str, language: str | None) -> ScoresSection:
     """Return what `filtering.scores` of one source depends on. Raises `ConfigError`, or `Invalid` for an own filter."""
-    recipe = recipe_of(config, source, language)
+    recipe = recipe_of(config, source)
     active = recipe.active
     repetition = recipe.gopher_repetition or GopherRepetition(top_n_grams=(), dup_n_grams=())
     c4, edits = recipe.c4, recipe.line_edits
@@ -423,7 +423,7 @@ def scores_section(config: FilteringConfig, source: str, language: str | None) -
 def section(config: FilteringConfig, source: str, language: str | None) -> DecisionSection:
     """Return the rules of one source with every threshold."""
     return DecisionSection(
-        recipe=recipe_of(config, source, language),
+        recipe=recipe_of(config, source),
         own=config.own,
         backend=config.backend,
         rejects_per_reason=config.rejects_per_reason,
@@ -447,7 +447,7 @@ def check(config: FilteringConfig, sources: Mapping[str, str | None]) -> None:
     for own in config.own:
         source_hash(own.function)
     for name, language in sources.items():
-        recipe = recipe_of(config, name, language)
+        recipe = recipe_of(config, name)
         if language is None:
             continue
         where = f"sources.{name}.recipe" if config.sources.get(name, SourceFiltering()).recipe is not None else "recipe"
@@ -463,17 +463,14 @@ def check(config: FilteringConfig, sources: Mapping[str, str | None]) -> None:
             )
 
 
-def recipe_of(config: FilteringConfig, source: str, language: str | None) -> Recipe:
-    """Return the recipe of one source, overrides applied. A recipe without rules counts words in the source's language."""
+def recipe_of(config: FilteringConfig, source: str) -> Recipe:
+    """Return the recipe of one source, overrides applied."""
     own = config.sources.get(source, SourceFiltering())
     tree = _recipe_tree(own.recipe if own.recipe is not None else config.recipe)
     if own.recipe is None:
         tree = _apply(tree, config.rules, "filtering.rules")
     tree = _apply(tree, own.rules, f"filtering.sources.{source}.rules")
-    recipe = strict.load(Recipe, tree, "filtering.rules")
-    if not recipe.active and language is not None:
-        return dataclasses.replace(recipe, words=language)
-    return recipe
+    return strict.load(Recipe, tree, "filtering.rules")
 
 
 def _apply(base: Tree, over: Tree, path: str) -> Tree:

@@ -23,7 +23,8 @@ from modalities.filtering import compiled
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ATTRIBUTES = ("words", "quality_words", "quality_characters", "alpha_words", "hashes", "ellipses")
-BULLET, ELLIPSIS_END, FRAGILE = 1, 2, 4
+BULLET, ELLIPSIS_END, FRAGILE, ODD = 1, 2, 4, 8
+"""Flags of chunks. Odd: holds the one word that makes spaCy fail, after which datatrove cuts it out of the text."""
 FORMAT = 1
 _STEP = 4000
 _WINDOW = 8
@@ -276,10 +277,12 @@ class Vocabulary:
         A fragile chunk is asked about again between its neighbours: special cases have at most six words.
         """
         out = np.zeros(encoded.num_documents, np.bool_)
+        bounds = encoded.doc_chunks
+        odd = np.flatnonzero(self.flags[encoded.chunks] & ODD)
+        out[np.searchsorted(bounds, odd, side="right") - 1] = True
         hits = np.flatnonzero(self.flags[encoded.chunks] & FRAGILE)
         if not len(hits):
             return out
-        bounds = encoded.doc_chunks
         documents = np.searchsorted(bounds, hits, side="right") - 1
         windows, expected = [], []
         for hit, document in zip(hits.tolist(), documents.tolist(), strict=True):
@@ -332,7 +335,7 @@ class Vocabulary:
             if "…" in chunk or "..." in chunk:
                 attributes[i, 5] = chunk.count("...") + chunk.count("…")
                 flags[i] |= ELLIPSIS_END * chunk.endswith(("...", "…"))
-            flags[i] |= BULLET * (chunk[0] in "•-") | FRAGILE * fragile[i]
+            flags[i] |= BULLET * (chunk[0] in "•-") | FRAGILE * fragile[i] | ODD * ("IS_ALPHA" in chunk)
         lengths = [len(chunk) for chunk in chunks]
         self._append(raw, lengths=lengths, attributes=attributes, flags=flags, bounds=bounds, tokens=flat)
 
