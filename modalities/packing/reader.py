@@ -129,24 +129,25 @@ class SequenceReader:
         Both with their units. Raises `StoreError` if they do not belong together.
         """
         index = merged.read(packing.folder)
-        expected = [unit for source in index.sources for unit in source.units]
-        if [unit.content for unit in packing.units] != [unit.content for unit in expected]:
-            raise StoreError(
-                f"{packing.folder / merged.NAME}: expected the {len(expected)} units it was made of, got "
-                f"{len(packing.units)} or others; run packing again"
-            )
         units: list[UnitFiles] = []
         for source in index.sources:
+            made = [unit for unit in packing.units if unit.manifest.info["source"] == source.name]
             shards = tokenization[source.name].units if source.name in tokenization else ()
-            if [shard.content for shard in shards] != [unit.shard for unit in source.units]:
-                raise StoreError(
-                    f"{packing.folder / merged.NAME}: expected the {len(source.units)} token shards of {source.name} that "
-                    f"it was made of, got {len(shards)} or others; run packing again"
+            for what, got, expected in (
+                ("units of packing", made, [unit.content for unit in source.units]),
+                ("token shards", shards, [unit.shard for unit in source.units]),
+            ):
+                if [one.content for one in got] != expected:
+                    raise StoreError(
+                        f"{packing.folder / merged.NAME}: expected the {len(expected)} {what} that {source.name} was made "
+                        f"of, got {len(got)} or others; run packing again"
+                    )
+            units += (
+                UnitFiles(
+                    source=source.name, key=shard.manifest.key, shard=shard.folder / "tokens", records=unit.folder
                 )
-            for shard in shards:
-                made = packing.units[len(units)].folder
-                path = shard.folder / "tokens"
-                units.append(UnitFiles(source=source.name, key=shard.manifest.key, shard=path, records=made))
+                for shard, unit in zip(shards, made, strict=True)
+            )
         return cls(index, units, data_seed=data_seed)
 
     def batch(self, first: int, last: int, *, rank: int = 0, ranks: int = 1) -> Batch:

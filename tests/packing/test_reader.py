@@ -177,10 +177,18 @@ def test_few_open_files_are_enough(pack_documents: Callable[..., Any], monkeypat
 def test_other_shards_are_refused(pack_documents: Callable[..., Any]) -> None:
     made = pack_documents({"a": [documents(1, 4)]})
     other = pack_documents({"a": [documents(2, 4)]})
-    with pytest.raises(StoreError, match="expected the 1 token shards of a that it was made of"):
+    with pytest.raises(StoreError, match="expected the 1 token shards that a was made of, got 1 or others"):
         dataclasses.replace(made, tokenization=other.tokenization).reader()
-    with pytest.raises(StoreError, match="expected the 1 units it was made of, got 0"):
+    with pytest.raises(StoreError, match="expected the 1 units of packing that a was made of, got 0"):
         dataclasses.replace(made, packing=dataclasses.replace(made.packing, units=())).reader()
+
+
+def test_order_of_units_in_the_plan_does_not_matter(pack_documents: Callable[..., Any]) -> None:
+    made = pack_documents({"web": [documents(1, 9), documents(2, 9)], "a": [documents(3, 9)]}, sequence_length=8)
+    first, second, third = made.packing.units
+    other = dataclasses.replace(made.packing, units=(third, first, second))
+    read = dataclasses.replace(made, packing=other).reader().batch(0, 40)
+    assert np.array_equal(read.tokens, made.reader().batch(0, 40).tokens)
 
 
 def test_prefetcher_returns_the_same_batches(pack_documents: Callable[..., Any]) -> None:
