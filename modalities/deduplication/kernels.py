@@ -262,13 +262,13 @@ def minima(shingles: U64, ends: I64, a: U64, b: U64, out: U64) -> None:
 
 
 @_compile
-def band_keys(signatures: U8, width: int, high: U64, low: U64) -> None:
-    """Write a 128-bit key of each band: xxHash64 of its `width` bytes with seeds 0 and 1. `high`, `low`: (D, bands)."""
-    for doc in range(high.shape[0]):
-        for band in range(high.shape[1]):
-            start = (doc * high.shape[1] + band) * width
-            high[doc, band] = xxh64(signatures, start, start + width, np.uint64(0))
-            low[doc, band] = xxh64(signatures, start, start + width, np.uint64(1))
+def band_keys(signatures: U8, width: int, out: U64) -> None:
+    """Write a 128-bit key of each band to (D, bands, 2): xxHash64 of its `width` bytes with seeds 0 and 1."""
+    for doc in range(out.shape[0]):
+        for band in range(out.shape[1]):
+            start = (doc * out.shape[1] + band) * width
+            out[doc, band, 0] = xxh64(signatures, start, start + width, np.uint64(0))
+            out[doc, band, 1] = xxh64(signatures, start, start + width, np.uint64(1))
 
 
 # --- clusters ---------------------------------------------------------------------------------------------------------

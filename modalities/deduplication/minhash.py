@@ -74,13 +74,13 @@ def permutations(seed: int, number: int) -> tuple[U64, U64]:
     return a, b
 
 
-def band_keys(found: Signatures, *, buckets: int) -> tuple[U64, U64]:
-    """Return the upper and lower 64 bits of each band's key, (D, buckets) each.
+def band_keys(found: Signatures, *, buckets: int) -> U64:
+    """Return the two 64-bit halves of each band's key, (D, buckets, 2).
 
     Equal bands have equal keys; among 10^9 documents two unequal ones share a key with probability 10^-20.
     """
     num_docs, num_hashes = found.values.shape
-    high, low = np.empty((num_docs, buckets), np.uint64), np.empty((num_docs, buckets), np.uint64)
+    keys = np.empty((num_docs, buckets, 2), np.uint64)
     as_bytes = np.ascontiguousarray(found.values, np.dtype("<u8")).view(np.uint8).reshape(-1)
-    kernels.band_keys(as_bytes, 8 * num_hashes // buckets, high, low)
-    return high, low
+    kernels.band_keys(as_bytes, 8 * num_hashes // buckets, keys)
+    return keys

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from modalities.deduplication import signatures
 from modalities.deduplication.config import ClustersSection
-from modalities.deduplication.kernels import I32, I64, U64
+from modalities.deduplication.kernels import I32, I64
 from modalities.deduplication.unions import KeyFiles
 from modalities.deduplication.words import splitter
 from modalities.documents import GroupReader
@@ -79,23 +79,24 @@ def add_heldout(
         return
     for language in sorted(languages, key=lambda code: code or ""):
         high, low = signatures.text_hashes(heldout.texts)
-        columns: dict[str, list[pa.Array]] = {}
+        columns = {"text_high": high, "text_low": low}
         if keys.bands:
-            split = splitter(language, cache=cache)
-            for part in signatures.batches(heldout.texts):
-                found = signatures.band_arrays(split.split(part), minhash_parameters=signatures.parameters(section))
-                for name, array in found.items():
-                    columns.setdefault(name, []).append(array)
-        table = {name: pa.chunked_array(arrays) for name, arrays in columns.items()}
-        _add(keys, pa.table({"text_high": high, "text_low": low} | table))
+            split, parameters = splitter(language, cache=cache), signatures.parameters(section)
+            columns["bands"] = pa.chunked_array(
+                [
+                    signatures.bands(split.split(part), minhash_parameters=parameters)
+                    for part in signatures.batches(heldout.texts)
+                ]
+            )
+        _add(keys, pa.table(columns))
 
 
 def add_unit(keys: KeyFiles, unit: Upstream, *, source: str, section: ClustersSection, heldout: HeldOut) -> Part:
     """Add the documents of a unit that take part."""
     first, row = keys.num_nodes, 0
-    names = [name for band in range(len(keys.bands)) for name in signatures.band_columns(band)]
+    names = ["text_high", "text_low", "contaminated", *(["bands"] if keys.bands else [])]
     rows, contaminated = [np.empty(0, np.int32)], [np.empty(0, np.int64)]
-    for table in GroupReader(unit.folder / signatures.FILE).groups(["text_high", "text_low", "contaminated", *names]):
+    for table in GroupReader(unit.folder / signatures.FILE).groups(names):
         takes_part = table.column("text_high").is_valid().to_numpy()
         if section.remove_contaminated:
             dirty = table.column("contaminated").is_valid().to_numpy()
@@ -122,12 +123,8 @@ def add_unit(keys: KeyFiles, unit: Upstream, *, source: str, section: ClustersSe
 
 def _add(keys: KeyFiles, table: pa.Table) -> None:
     """Append the rows of a table, of which none lacks a text hash."""
-
-    def pair(high: str, low: str) -> U64:
-        columns = [table.column(name).drop_null().to_numpy() for name in (high, low)]
-        return np.stack(columns, axis=1) if table.num_rows else np.empty((0, 2), np.uint64)
-
-    bands = [signatures.band_columns(band) for band in range(len(keys.bands))] if table.num_rows else []
-    signed = table.column(bands[0][0]).is_valid().to_numpy() if bands else np.zeros(table.num_rows, np.bool_)
-    missing = [np.empty((0, 2), np.uint64) for _ in keys.bands] if not bands else []
-    keys.add(pair("text_high", "text_low"), signed=signed, bands=[pair(*names) for names in bands] or missing)
+    texts = np.stack([table.column(name).to_numpy() for name in ("text_high", "text_low")], axis=1)
+    signed, bands = np.zeros(table.num_rows, np.bool_), np.empty((0, 0, 2), np.uint64)
+    if keys.bands:
+        signed, bands = signatures.band_keys(table.column("bands"), buckets=len(keys.bands))
+    keys.add(texts, signed=signed, bands=bands)

@@ -6,11 +6,11 @@
 |---|---|
 | id | of the document, for the choice of survivors |
 | text_high, text_low | 128-bit hash (XXH3) of the text |
-| band_<i>_high, band_<i>_low | 128-bit key of each band of the MinHash signature; also null for fewer than n words |
+| bands | 128-bit keys of the bands of the MinHash signature, little-endian; also null for fewer than n words |
 | contaminated | names of tasks whose items it contains, joined by blanks; null if none |
 | excerpt | first characters, for the report of clusters |
 
-Only `method: minhash` has bands. The text is that of scores (rewritten where a rule rewrites), before PII masking. Memory:
+Only `method: minhash` has `bands`. The text is that of scores (rewritten where a rule rewrites), before PII masking. Memory:
 one row group of text (16 MB) and a few times that in word positions, the memo of words (under 300 MB), and spaCy.
 """
 
@@ -26,12 +26,14 @@ import xxhash
 
 from modalities.deduplication import contamination, minhash
 from modalities.deduplication.config import ClustersSection, SignaturesSection
+from modalities.deduplication.kernels import U64
 from modalities.deduplication.words import BATCH_BYTES, ChunkMemo, Splitter, Words, splitter, text_bytes
 from modalities.documents import GroupReader, GroupWriter, read_groups
 from modalities.work import Result, Work
 
 FILE = "signatures.parquet"
 EXCERPT_CHARACTERS = 160
+Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 def run_unit(work: Work[SignaturesSection]) -> Result:
@@ -70,13 +72,8 @@ def schema(section: SignaturesSection) -> pa.Schema:
     """Return the schema of `signatures.parquet`."""
     columns = [("id", pa.string()), ("text_high", pa.uint64()), ("text_low", pa.uint64())]
     if section.method == "minhash":
-        columns += [(name, pa.uint64()) for band in range(section.buckets) for name in band_columns(band)]
+        columns.append(("bands", pa.large_binary()))
     return pa.schema([*columns, ("contaminated", pa.string()), ("excerpt", pa.string())])
-
-
-def band_columns(band: int) -> tuple[str, str]:
-    """Return the names of a band's two columns."""
-    return f"band_{band:03d}_high", f"band_{band:03d}_low"
 
 
 def text_hashes(texts: pa.Array) -> tuple[pa.Array, pa.Array]:
@@ -129,10 +126,9 @@ def _describe(
     }
     if split is not None:
         parts = [_compare(split.split(part), section=section, known=known) for part in batches(texts)]
-        for name in parts[0] if parts else ():
-            columns[name] = pa.chunked_array([part[name] for part in parts])
-    if not len(texts):
-        columns |= {name: pa.nulls(0, pa.uint64()) for name in schema(section).names if name.startswith("band_")}
+        for name, kind in (("bands", pa.large_binary()), ("contaminated", pa.string())):
+            if not parts or name in parts[0]:
+                columns[name] = pa.chunked_array([part[name] for part in parts], kind)
     return pa.table(columns)
 
 
@@ -140,28 +136,40 @@ def _compare(words: Words, *, section: SignaturesSection, known: contamination.I
     """Return the columns that depend on words."""
     columns: dict[str, pa.Array] = {}
     if section.method == "minhash":
-        columns |= band_arrays(words, minhash_parameters=parameters(section))
+        columns["bands"] = bands(words, minhash_parameters=parameters(section))
     if known is not None:
         tasks = contamination.contaminated(words, known=known)
         columns["contaminated"] = pa.array([" ".join(names) or None for names in tasks], pa.string())
     return columns
 
 
-def band_arrays(words: Words, *, minhash_parameters: minhash.Parameters) -> dict[str, pa.Array]:
-    """Return the band columns of documents."""
+def bands(words: Words, *, minhash_parameters: minhash.Parameters) -> pa.Array:
+    """Return the keys of the bands of each document as large_binary; null for documents of too few words."""
     found = minhash.signatures(words, parameters=minhash_parameters)
-    high, low = minhash.band_keys(found, buckets=minhash_parameters.buckets)
-    columns: dict[str, pa.Array] = {}
-    for band in range(minhash_parameters.buckets):
-        for name, keys in zip(band_columns(band), (high, low), strict=True):
-            columns[name] = pa.array(keys[:, band], mask=~found.has)
-    return columns
+    keys = minhash.band_keys(found, buckets=minhash_parameters.buckets)[found.has].astype("<u8")
+    offsets = np.zeros(len(found.has) + 1, np.int64)
+    np.cumsum(found.has * (16 * minhash_parameters.buckets), out=offsets[1:])
+    buffers = [np.packbits(found.has, bitorder="little"), offsets, keys.reshape(-1)]
+    return pa.Array.from_buffers(pa.large_binary(), len(found.has), [pa.py_buffer(part) for part in buffers])
+
+
+def band_keys(column: pa.ChunkedArray, *, buckets: int) -> tuple[Bools, U64]:
+    """Return which documents have keys, and these as (number of such documents, buckets, 2)."""
+    parts = [np.empty(0, np.uint8)]
+    for chunk in column.chunks:
+        _, offsets, data = chunk.buffers()
+        edges = np.frombuffer(offsets, np.int64)
+        if data is not None:
+            first, last = edges[chunk.offset], edges[chunk.offset + len(chunk)]
+            parts.append(np.frombuffer(data, np.uint8)[first:last])
+    keys = np.concatenate(parts).view("<u8").astype(np.uint64, copy=False)
+    return column.is_valid().to_numpy(), keys.reshape(-1, buckets, 2)
 
 
 def _count(table: pa.Table, counts: dict[str, int], section: SignaturesSection) -> None:
     counts["documents"] += table.num_rows - table.column("text_high").null_count
     if section.method == "minhash":
-        counts["signatures"] += table.num_rows - table.column(band_columns(0)[0]).null_count
+        counts["signatures"] += table.num_rows - table.column("bands").null_count
     if section.tasks:
         for names in table.column("contaminated").drop_null().to_pylist():
             for name in names.split(" "):

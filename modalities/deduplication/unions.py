@@ -31,12 +31,12 @@ class KeyFiles:
         self.num_nodes = 0
         self._files: dict[str, BinaryIO] = {name: self._path(name).open("wb") for name in (TEXT, "signed", *self.bands)}
 
-    def add(self, texts: U64, *, signed: np.ndarray[Any, np.dtype[np.bool_]], bands: list[U64]) -> None:
-        """Append nodes: (n, 2) text hashes, which of them have a signature, and (signed, 2) keys per band."""
+    def add(self, texts: U64, *, signed: np.ndarray[Any, np.dtype[np.bool_]], bands: U64) -> None:
+        """Append nodes: (n, 2) text hashes, which of them have a signature, and (signed, bands, 2) keys."""
         np.ascontiguousarray(texts).tofile(self._files[TEXT])
         (np.flatnonzero(signed) + self.num_nodes).astype(np.int64).tofile(self._files["signed"])
-        for name, keys in zip(self.bands, bands, strict=True):
-            np.ascontiguousarray(keys).tofile(self._files[name])
+        for band, name in enumerate(self.bands):
+            np.ascontiguousarray(bands[:, band]).tofile(self._files[name])
         self.num_nodes += len(texts)
 
     def keys(self, name: str) -> U64:
