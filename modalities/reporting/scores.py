@@ -4,10 +4,14 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+from scipy import stats
+
 from modalities.reporting.instances import Instance, first, pick
 from modalities.reporting.training import Curve
 
 ALL = "all"
+LATE_POINTS = 5
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,7 +32,7 @@ class Heldout:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task:
-    """One metric of one task."""
+    """One metric of one task at the last step it was run, and whether it can be trusted to tell models apart."""
 
     task: str
     metric: str
@@ -38,13 +42,14 @@ class Task:
     chance: float | None
     num_items: int
     key: str
-
-    @property
-    def above_chance(self) -> bool | None:
-        """Whether it lies two standard errors above chance; None where there is no chance level."""
-        if self.chance is None or self.stderr is None:
-            return None
-        return self.mean - self.chance > 2 * self.stderr
+    noise: float | None
+    """Standard deviation of the last checkpoints around their trend; None with fewer than four."""
+    trend: float | None
+    """Spearman's correlation with the step, positive where the metric gets better; None with fewer than four checkpoints."""
+    above_chance: bool | None
+    """Whether it lies two standard errors above chance; None where there is no chance level."""
+    trusted: bool | None
+    """Above chance where there is a chance level, and better over training where that was seen; None where neither is known."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -100,21 +105,53 @@ def read_baselines(instances: Sequence[Instance]) -> dict[str, dict[str, float]]
 
 def read_tasks(instances: Sequence[Instance]) -> list[Task]:
     """Return the figures of all tasks at the last step each was run."""
-    tasks: dict[tuple[str, str], Task] = {}
+    runs: dict[tuple[str, str], list[tuple[Instance, Mapping[str, Any]]]] = {}
     for instance in pick(instances, "evaluation"):
         for name, task in instance.info.get("tasks", {}).items() if instance.info.get("suite") == "tasks" else ():
             for metric, figures in task.get("metrics", {}).items():
-                tasks[name, metric] = Task(
-                    task=name,
-                    metric=metric,
-                    step=int(instance.info["step"]),
-                    mean=float(figures["mean"]),
-                    stderr=None if figures.get("stderr") is None else float(figures["stderr"]),
-                    chance=None if figures.get("chance") is None else float(figures["chance"]),
-                    num_items=int(figures.get("items", task.get("items", 0))),
-                    key=instance.key,
-                )
-    return list(tasks.values())
+                runs.setdefault((name, metric), []).append((instance, figures))
+    return [_task(name, metric, found) for (name, metric), found in runs.items()]
+
+
+def _task(name: str, metric: str, runs: Sequence[tuple[Instance, Mapping[str, Any]]]) -> Task:
+    last, figures = runs[-1]
+    mean, stderr, chance = float(figures["mean"]), _optional(figures, "stderr"), _optional(figures, "chance")
+    steps, values = [float(i.info["step"]) for i, _ in runs], [float(f["mean"]) for _, f in runs]
+    above = None if chance is None or stderr is None else mean - chance > 2 * stderr
+    trend = _trend(steps, values, better=-1.0 if metric == "bits_per_byte" else 1.0)
+    return Task(
+        task=name,
+        metric=metric,
+        step=int(last.info["step"]),
+        mean=mean,
+        stderr=stderr,
+        chance=chance,
+        num_items=int(figures.get("items", 0)),
+        key=last.key,
+        noise=late_noise(steps, values),
+        trend=trend,
+        above_chance=above,
+        trusted=None if above is None and trend is None else above is not False and (trend is None or trend > 0),
+    )
+
+
+def _optional(figures: Mapping[str, Any], name: str) -> float | None:
+    return None if figures.get(name) is None else float(figures[name])
+
+
+def _trend(steps: Sequence[float], values: Sequence[float], *, better: float) -> float | None:
+    if len(steps) < 4 or len(set(values)) < 2:
+        return None
+    return better * float(stats.spearmanr(steps, values).statistic)
+
+
+def late_noise(steps: Sequence[float], values: Sequence[float]) -> float | None:
+    """Return the deviation of late checkpoints around their trend: a lower bound, as they share seed and data order."""
+    if len(steps) < 4:
+        return None
+    x, y = np.array(steps[-LATE_POINTS:]), np.array(values[-LATE_POINTS:])
+    rest = y - np.polyval(np.polyfit(x, y, 1), x)
+    return float(np.sqrt((rest**2).sum() / (len(x) - 2)))
 
 
 def read_samples(instances: Sequence[Instance]) -> list[Sample]:

@@ -10,10 +10,9 @@ import numpy as np
 from modalities.documents import GroupReader
 from modalities.reporting.config import DEFAULT_MARGINS, AnalysisConfig, ReportingSection
 from modalities.reporting.instances import Instance, first, pick
-from modalities.reporting.scores import ALL, bits
+from modalities.reporting.scores import ALL, bits, late_noise
 from modalities.reporting.verdicts import Metric, Plan, Scores, Verdict, judge
 
-LATE_POINTS = 5
 _SEED = re.compile(r"(?:^|,)seed=(-?\d+)$")
 
 
@@ -279,15 +278,10 @@ def _table(instances: Sequence[Instance], suite: str, file: str, columns: list[s
 
 
 def _late_noise(seeds: Mapping[int, Sequence[Instance]], source: str) -> float | None:
-    """Return the deviation of late checkpoints around their trend: a lower bound, as they share seed and data order."""
     own = next(iter(seeds.values()))
-    found = [i.info for i in pick(own, "evaluation") if i.info.get("suite") == "heldout"][-LATE_POINTS:]
-    if len(found) < 4:
-        return None
-    steps = np.array([float(i["step"]) for i in found])
-    values = np.array([float(i["bits_per_byte"]) if source == ALL else bits(i)[source] for i in found])
-    rest = values - np.polyval(np.polyfit(steps, values, 1), steps)
-    return float(np.sqrt((rest**2).sum() / (len(found) - 2)))
+    found = [i.info for i in pick(own, "evaluation") if i.info.get("suite") == "heldout"]
+    values = [float(i["bits_per_byte"]) if source == ALL else bits(i)[source] for i in found]
+    return late_noise([float(i["step"]) for i in found], values)
 
 
 def _tasks(groups: Groups) -> list[str]:

@@ -7,7 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from modalities.errors import StoreError
+from modalities import config
+from modalities.errors import ConfigError, Invalid, StoreError
+from modalities.models import architectures
+from modalities.models.llama_config import LlamaConfig
 from modalities.reporting.instances import Instance, pick
 
 METRICS = ("loss", "learning_rate", "grad_norm", "tokens_per_second", "mfu", "memory_bytes")
@@ -53,7 +56,6 @@ def read_training(variant: str, instances: Sequence[Instance], *, points: int) -
     curves = {name: thin(curve, points) for name in METRICS if (curve := _curve(lines, name)) is not None}
     tokens = _number(last.info, "tokens_seen", "tokens") or _last(lines, "tokens")
     parameters = _number(last.info, "parameters", "num_parameters")
-    per_token = _number(last.info, "flops_per_token")
     return Training(
         variant=variant,
         segments=tuple(s.key for s in segments),
@@ -65,7 +67,7 @@ def read_training(variant: str, instances: Sequence[Instance], *, points: int) -
         validation=_validation(lines),
         elapsed_seconds=sum(float(p.get("elapsed_seconds", 0.0)) for p in provenance),
         cpu_seconds=sum(float(p.get("cpu_seconds", 0.0)) for p in provenance),
-        flops=None if per_token is None or tokens is None else per_token * tokens,
+        flops=_flops(last.info, tokens),
         num_skipped=sum(1 for line in lines if line.get("skipped") is True),
         numerics=last.numerics,
     )
@@ -89,6 +91,19 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
             )
         lines.append(line)
     return lines
+
+
+def _flops(info: Mapping[str, Any], tokens: float | None) -> float | None:
+    """Return forward and backward FLOPs of training; None where the architecture is not at hand."""
+    length = _number(info, "sequence_length")
+    if tokens is None or length is None or not _mapping(info, "model"):
+        return None
+    try:
+        model = config.build(LlamaConfig, info["model"])
+        per_token = architectures.counts_module(model).flops_per_token(model, sequence_length=int(length))
+    except (Invalid, ConfigError):
+        return None
+    return float(per_token) * tokens
 
 
 def _curve(lines: Sequence[Mapping[str, Any]], name: str) -> Curve | None:

@@ -13,7 +13,10 @@ from typing import Any
 
 import pytest
 
+from modalities.config import plain
 from modalities.errors import StoreError
+from modalities.models import architectures
+from modalities.models.llama_config import LlamaConfig
 from modalities.reporting.charts import Line, line_chart, short
 from modalities.reporting.config import AnalysisConfig
 from modalities.reporting.instances import read_instances
@@ -262,3 +265,38 @@ def test_shared_instances_are_listed_once(fake_run: Callable[..., Any], report: 
     keys = [a["key"] for a in data["artefacts"]]
     assert len(keys) == len(set(keys))
     assert [len(f["variants"]) for f in data["funnels"]] == [4, 4]
+
+
+# --- tasks and cost --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("means", "trusted"),
+    [((0.30, 0.34, 0.38, 0.45), True), ((0.45, 0.38, 0.34, 0.32), False), ((0.2, 0.22, 0.24, 0.26), False)],
+)
+def test_tasks_are_trusted_above_chance_and_getting_better(
+    fake_run: Callable[..., Any], report: Callable[..., Any], means: tuple[float, ...], trusted: bool
+) -> None:
+    made = fake_run(documents=60)
+    del made.inputs["base/evaluation(600/tasks)"]
+    for number, mean in enumerate(means):
+        step = 150 * (number + 1)
+        metrics = {"accuracy": {"mean": mean, "stderr": 0.02, "items": 400, "chance": 0.25}}
+        info = {"suite": "tasks", "step": step, "tasks": {"choice": {"items": 400, "metrics": metrics}}}
+        made.add("base", made.upstream("evaluation", f"{step}/tasks", info=info))
+    (task,) = load(report(made.inputs)[0])["tasks"]["base"]
+    assert (task["step"], task["mean"], task["trusted"]) == (600, means[-1], trusted)
+    assert abs(task["trend"]) == pytest.approx(1.0)
+    assert task["noise"] >= 0
+
+
+def test_flops_are_those_of_the_architecture(fake_run: Callable[..., Any], report: Callable[..., Any]) -> None:
+    model = LlamaConfig(dim=64, layers=2, heads=4, kv_heads=2, head_dim=16, ffn_dim=128, vocab_size=512)
+    made = fake_run(documents=60)
+    role = "base/pretraining(400-600)"
+    info = dict(made.inputs[role].manifest.info) | {"model": plain(model), "sequence_length": 128}
+    manifest = dataclasses.replace(made.inputs[role].manifest, info=info)
+    made.inputs[role] = dataclasses.replace(made.inputs[role], manifest=manifest)
+    (training,) = load(report(made.inputs)[0])["training"]
+    expected = architectures.counts_module(model).flops_per_token(model, sequence_length=128) * 8192 * 600
+    assert training["flops"] == expected
