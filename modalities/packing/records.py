@@ -14,7 +14,8 @@ a row of n tokens trains n - 1 pairs. What a row lacks is padding.
 - best_fit: whole documents, best-fit-decreasing in windows. Only documents over T + 1 tokens are cut: into rows of their own
   that overlap by one token, and a rest that is packed like a document. Every pair within a document is trained once.
 
-24 bytes per piece, 8 per sequence: 3.6 % of uint16 tokens at 600 a document and 1,024 a sequence. Memory: the shard's document offsets and one block.
+24 bytes per piece, 8 per sequence: 3.6 % of uint16 tokens at 600 a document and 1,024 a sequence.
+Memory: the shard's document offsets and one block.
 """
 
 import dataclasses
