@@ -177,12 +177,8 @@ def measure_clusters(texts: list[str], language: str) -> dict[str, Any]:
             units.append(write_unit(folder, rank, part, splitter))
         small = write_unit(folder, RANKS, texts[:50], splitter)
         run_clusters(folder / "small", [small], language)  # compile
-        start = time.process_time()
-        ours = run_clusters(folder / "ours", units, language)
-        own_seconds = time.process_time() - start
-        start = time.process_time()
-        theirs = run_datatrove(folder, edges)
-        peer_seconds = time.process_time() - start
+        ours, own_seconds = run_clusters(folder / "ours", units, language)
+        theirs, peer_seconds = run_datatrove(folder, edges)
     row = {
         "name": "buckets and clusters",
         "ours": round(len(texts) / own_seconds),
@@ -235,8 +231,8 @@ def upstream(folder: Path, made_from: Any = None, units: tuple[Upstream, ...] = 
     return Upstream(folder=folder, manifest=manifest, units=units)
 
 
-def run_clusters(folder: Path, units: list[Upstream], language: str) -> set[frozenset[tuple[int, int]]]:
-    """Run our node; return the clusters as sets of (rank, row)."""
+def run_clusters(folder: Path, units: list[Upstream], language: str) -> tuple[set[frozenset[tuple[int, int]]], float]:
+    """Run our node, files included; return the clusters as sets of (rank, row), and CPU seconds of the node."""
     heldout = folder / "heldout"
     heldout.mkdir(parents=True)
     schema = pa.schema([(name, pa.string()) for name in ("source", "unit", "id", "text")] + [("row", pa.int64())])
@@ -245,34 +241,39 @@ def run_clusters(folder: Path, units: list[Upstream], language: str) -> set[froz
     out.mkdir()
     inputs = {"signatures:s": upstream(folder, units=tuple(units)), "heldout": upstream(heldout)}
     section = keys.clusters_section(CONFIG, {"s": language})
-    clusters.run(Work(node="", key="", label="", section=section, inputs=inputs, folder=out, cache=folder / "cache"))
+    work = Work(node="", key="", label="", section=section, inputs=inputs, folder=out, cache=folder / "cache")
+    start = time.process_time()
+    clusters.run(work)
+    seconds = time.process_time() - start
     found: dict[int, set[tuple[int, int]]] = {}
     for file in ("drops", "clusters"):
         for row in pq.read_table(out / f"{file}.parquet", columns=["unit", "row", "cluster"]).to_pylist():
             found.setdefault(row["cluster"], set()).add((int(row["unit"]), row["row"]))
-    return {frozenset(members) for members in found.values()}
+    return {frozenset(members) for members in found.values()}, seconds
 
 
-def run_datatrove(folder: Path, edges: Any) -> set[frozenset[tuple[int, int]]]:
-    """Run datatrove's stages 2 and 3; return the clusters as sets of (rank, row)."""
+def run_datatrove(folder: Path, edges: Any) -> tuple[set[frozenset[tuple[int, int]]], float]:
+    """Run datatrove's stages 2 and 3; return the clusters as sets of (rank, row), and their CPU seconds."""
     from datatrove.pipeline.dedup.minhash import MinhashConfig, MinhashDedupBuckets, MinhashDedupCluster
     from datatrove.utils.hashing import HashConfig
     from datatrove.utils.logging import logger
 
     logger.remove()
     config = MinhashConfig(hash_config=HashConfig(precision=64, hash_fc="xxhash"))
+    start = time.process_time()
     for band in range(14):
         MinhashDedupBuckets(str(folder / "signatures"), str(folder / "pairs"), config=config).run(None, band, 14)
     MinhashDedupCluster(str(folder / "pairs"), str(folder / "theirs"), config=config, save_cluster_id=True).run(
         None, 0, 1
     )
+    seconds = time.process_time() - start
     found: dict[int, set[tuple[int, int]]] = {}
     for rank in range(len(edges) - 1):
         path = folder / f"theirs/{rank:06d}.clusters"
         if path.exists():
             for row, cluster in np.fromfile(path, "<u4").reshape(-1, 2).tolist():
                 found.setdefault(cluster, set()).add((rank, row))
-    return {frozenset(members) for members in found.values()}
+    return {frozenset(members) for members in found.values()}, seconds
 
 
 if __name__ == "__main__":
