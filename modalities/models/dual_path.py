@@ -1,8 +1,9 @@
 """The dual-path decoder (arXiv 2605.30202) on the Llama block: what is not in the paper is marked as our reading.
 
-On the normalised input u of the feed-forward part, the deep path applies one layer K times, h_k = h_(k-1) + FFN(norm(h_(k-1))) with
-h_0 = u, and returns a weighted combination of h_1 .. h_K (our reading: free weights that start at 1 / K); the wide path is one
-larger layer. Two gates per token, sigmoid(linear(u)), start at 0.5 and mix them. The attention is Llama's, outside the budget.
+On the normalised input u of the feed-forward part, the deep path applies one layer K times, h_k = h_(k-1) +
+FFN(norm(h_(k-1))) with h_0 = u, and returns a weighted combination of h_1 .. h_K (our reading: free
+weights that start at 1 / K); the wide path is one larger layer. Two gates per token, sigmoid(linear(u)), start at 0.5 and
+mix them. The attention is Llama's, outside the budget.
 """
 
 import torch

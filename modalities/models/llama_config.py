@@ -11,7 +11,6 @@ from typing import Any
 from modalities.config import key
 from modalities.errors import Invalid
 
-
 TENSOR_PARALLEL = True
 """Whether the module beside this one has a `tensor_plan`."""
 
@@ -154,7 +153,7 @@ PRESETS: Mapping[str, Preset] = {
         ("1b", 2048, 16, 16, 704, 2.1e-3, 100.0),
     )
 }
-"""Batch sizes and rates that the published table leaves out follow its rule: batch 160 (N/108M)^(2/3), rate 4.7e-3 (N/108M)^(-1/3)."""
+"""What the published table leaves out follows its rule: batch 160 (N/108M)^(2/3), rate 4.7e-3 (N/108M)^(-1/3)."""
 
 
 def parameters(config: LlamaConfig) -> int:

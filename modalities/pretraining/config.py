@@ -141,7 +141,7 @@ class NumericsConfig:
         if (ranks // model_parallel) % self.layout.replicate:
             raise Invalid(
                 "layout.replicate",
-                f"expected a divisor of the {ranks // model_parallel} data-parallel ranks, got {self.layout.replicate}; change it",
+                f"expected a divisor of the {ranks // model_parallel} data-parallel ranks, got {self.layout.replicate}; change",
             )
 
     @property
@@ -423,8 +423,8 @@ def _check_steps(config: PretrainingConfig, sequence_length: int) -> None:
     if decay is not None and config.schedule.name == "wsd" and decay.start_step < config.schedule.warmup_steps:
         raise Invalid(
             "schedule.warmup_steps",
-            f"expected warm-up to end before the decay starts at step {decay.start_step} of {end}, got {config.schedule.warmup_steps}; "
-            "shorten one of them",
+            f"expected warm-up to end before the decay starts at step {decay.start_step} of {end}, "
+            f"got {config.schedule.warmup_steps}; shorten one of them",
         )
 
 
@@ -456,7 +456,8 @@ def _check_layout(config: PretrainingConfig, model: LlamaConfig) -> None:
     if layout.tensor > 1 and model.kv_heads % layout.tensor:
         raise Invalid(
             "numerics.layout.tensor",
-            f"expected a divisor of model.kv_heads={model.kv_heads}, got {layout.tensor}; take {math.gcd(model.kv_heads, layout.tensor)}",
+            f"expected a divisor of model.kv_heads={model.kv_heads}, got {layout.tensor}; "
+            f"take {math.gcd(model.kv_heads, layout.tensor)}",
         )
     half = config.numerics.precision == "bfloat16"
     if layout.strategy == "ddp" and (layout.replicate > 1 or layout.tensor > 1 or layout.cpu_offload or half):

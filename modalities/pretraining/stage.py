@@ -1,8 +1,8 @@
 """The plan node `pretraining`: one segment, from its first step to its last.
 
-One rank trains in this process; several are started by torchrun, the only launcher, and end when this process does. Resume checkpoints,
-metrics and TensorBoard events live in `work.state` while the training runs, so they survive a kill; at the end they move to the
-instance's folder:
+One rank trains in this process; several are started by torchrun, the only launcher, and end when this process does.
+Resume checkpoints, metrics and TensorBoard events live in `work.state` while the training runs, so they survive a kill;
+at the end the latter two move to the instance's folder:
 
     checkpoint/      the state after `end_step`; see modalities/checkpoint.py
     metrics.jsonl    one line per logged step of this segment; see metrics.py

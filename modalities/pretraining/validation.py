@@ -1,7 +1,8 @@
 """Bits per byte on a fixed part of the held-out documents while training, exact at any number of ranks.
 
-A document is read in windows of the training length, each token scored once; the first sees the end-of-document token before it, and
-that token itself is not scored. Bits are summed over ranks in float64 and divided by the bytes of the same documents.
+A document is read in windows of the training length, each token scored once; the first sees the end-of-document token
+before it, and that token itself is not scored. Bits are summed over ranks in float64 and divided
+by the bytes of the same documents.
 """
 
 import dataclasses

@@ -226,7 +226,7 @@ def test_sigterm_saves_and_says_so(tmp_path, section, run, inputs, world_size) -
 
 def test_error_of_a_rank_comes_back_as_its_class(section, run) -> None:
     hot = dataclasses.replace(section, learning_rate=1e30, clip=None, warmup_steps=0, end_step=50)
-    with pytest.raises(DivergedError, match="lower pretraining.learning_rate"):
+    with pytest.raises(DivergedError, match=r"lower pretraining\.learning_rate"):
         run("hot", dataclasses.replace(hot, numerics=NumericsConfig(world_size=2)))
 
 
