@@ -79,7 +79,7 @@ def test_records_by_type(ingest: Any, write: Any, press: Any) -> None:
     assert done.texts[1] == "Extracted text\nof a page" and done.texts[3] == "text that says no type"
     assert done.documents[0]["url"] == "https://example.org/3"
     assert done.documents[0]["metadata"] == '{"date": "2024-01-01T00:00:00Z"}'
-    assert [d["position"] for d in done.documents][0] == len(records[0]) + len(records[1])
+    assert done.documents[0]["position"] == len(records[0]) + len(records[1])
     assert done.results[0].counts["other_records"] == 3 and done.results[0].counts["documents_in"] == 4
 
 
