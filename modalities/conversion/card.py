@@ -55,7 +55,7 @@ def model_card(
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-SHOWN = ("tokens_seen", "train_loss", "validation_loss", "bits_per_byte", "epochs")
+SHOWN = ("tokens_seen", "final_loss")
 """Keys of pretraining's `info` that the card shows, if they are there."""
 
 USE = """```python

@@ -120,7 +120,8 @@ class Counts:
 
     def classes(self, before: Array) -> Array:
         """Return the class of each context by how often it was seen: 0 never, n below 2^n times."""
-        return np.ceil(np.log2(self.contexts[before] + 1)).astype(np.int64)
+        found: Array = np.ceil(np.log2(self.contexts[before] + 1)).astype(np.int64)
+        return found
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -79,15 +79,16 @@ def _load(task: dict[str, Any], manager: Any) -> dict[str, Any]:
         file = Path(task["file"]).resolve()
         wanted = load_yaml(file) | {"task": task["name"]}
         _absolute_data(wanted, file.parent)
+    key = f"evaluation.tasks.{task['name']}"
     try:
         tasks: dict[str, Any] = manager.load([wanted])["tasks"]
     except KeyError as error:
+        raise _BadInputError(f"{key}: expected a task of lm-eval, got {error}; give its file") from error
+    except StopIteration:  # lm-eval looks at the first item of a task when it builds it
+        raise _BadInputError(f"{key}: expected items, got none; mend its data or leave it out") from None
+    except Exception as error:  # of whatever library reads the data
         raise _BadInputError(
-            f"evaluation.tasks.{task['name']}: expected a task of lm-eval, got {error}; give its file"
-        ) from error
-    except (OSError, ValueError, ConnectionError) as error:
-        raise _BadInputError(
-            f"evaluation.tasks.{task['name']}: expected its data on this machine, got {error}; "
+            f"{key}: expected its data on this machine, got {type(error).__name__}: {error}; "
             "give a local file, or load the task once with a network so that it is in the Hugging Face cache"
         ) from error
     return tasks
