@@ -212,6 +212,7 @@ class Vocabulary:
         self._attributes, self._flags, self._lengths = Growing(np.int32, 6), Growing(np.uint8), Growing(np.int32)
         self._token_offsets, self._chunk_tokens = Growing(np.int64), Growing(np.int32)
         self._token_ids: dict[str, int] = {}
+        self._windows: dict[str, bool] = {}
         self._token_length, self._token_class = Growing(np.int32), Growing(np.uint8)
         self._token_hash, self._token_power = Growing(np.uint64), Growing(np.uint64)
         self._token_attributes = Growing(np.int32, 4)
@@ -293,8 +294,12 @@ class Vocabulary:
             expected.append(
                 [t for c in ids.tolist() for t in self.chunk_tokens[self.token_offsets[c] : self.token_offsets[c + 1]]]
             )
-        for document, words, tokens in zip(documents.tolist(), self.words.split(windows)[0], expected, strict=True):
-            out[document] |= [self._token_ids.get(word) for word in words] != tokens
+        new = [i for i, window in enumerate(windows) if window not in self._windows]
+        if new:
+            for i, words in zip(new, self.words.split([windows[i] for i in new])[0], strict=True):
+                self._windows[windows[i]] = [self._token_ids.get(word) for word in words] != expected[i]
+        for document, window in zip(documents.tolist(), windows, strict=True):
+            out[document] |= self._windows[window]
         return out
 
     def _chunk(self, index: int) -> str:
@@ -313,7 +318,7 @@ class Vocabulary:
 
     def make_room(self) -> None:
         """Forget everything if more chunks are known than the limit allows. Ids of earlier `Encoded` are void then."""
-        if self.num_chunks > self.limit:
+        if self.num_chunks > self.limit or len(self._windows) > self.limit:
             self._clear()
 
     def _learn(self, raw: list[bytes]) -> None:

@@ -46,7 +46,7 @@ def run_unit(work: Work[ScoresSection]) -> Result:
             for texts in slices(group.column("text")):
                 scored = score_texts(texts, section, vocabulary, kernels_folder=work.cache / "numba")
                 num_reference += scored.num_reference
-                tables.append(_table(texts, scored, section))
+                tables.append(as_table(texts, scored, section))
             table = pa.concat_tables(tables) if tables else schema(section).empty_table()
             writer.write(table)
             text_bytes += int(np.sum(table.column("text_bytes").to_numpy()))
@@ -203,7 +203,8 @@ def _repair(texts: pa.Array, rows: Array, section: ScoresSection, columns: Colum
     return len(rows)
 
 
-def _table(texts: pa.Array, scored: Scored, section: ScoresSection) -> pa.Table:
+def as_table(texts: pa.Array, scored: Scored, section: ScoresSection) -> pa.Table:
+    """Return scored documents as rows of `scores.parquet`."""
     changed = pa.array(scored.rewritten, pa.large_binary()).cast(pa.large_string())
     columns = {
         "language": pa.array(scored.languages, pa.string()),

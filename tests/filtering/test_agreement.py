@@ -18,7 +18,7 @@ def _table(texts: list[str], chosen: FilteringConfig, vocabulary: Vocabulary | N
     for part in scores.slices(pa.chunked_array([pa.array(texts, pa.large_string())])):
         scored = scores.score_texts(part, wanted, vocabulary)
         num_reference += scored.num_reference
-        tables.append(scores._table(part, scored, wanted))
+        tables.append(scores.as_table(part, scored, wanted))
     return pa.concat_tables(tables), num_reference
 
 
