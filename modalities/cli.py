@@ -31,7 +31,10 @@ The same run through Snakemake: snakemake --configfile config/mine.yaml
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit status (0 good, 1 failed, 2 the user can mend it)."""
-    args = _parser().parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:2] == ["packing", "show"]:
+        words[:2] = ["show-step"]
+    args = _parser().parse_args(words)
     level = logging.WARNING if args.command in ("check", "plan", "config") else logging.INFO
     logging.basicConfig(level=level, stream=sys.stdout, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     try:
@@ -252,7 +255,9 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("--source", required=True, help="name of the source")
     export.add_argument("--arm", help="arm of a study; by default the first")
     export.add_argument("--target", type=Path, required=True, help="file to write: .jsonl, .jsonl.gz or .jsonl.zst")
-    show = _add_config_command(commands, "show-step", _show, "Print the documents of one training step.")
+    show = _add_config_command(
+        commands, "show-step", _show, "Print the documents of one training step (also: packing show)."
+    )
     show.add_argument("--step", type=int, required=True, help="step, counted from 0")
     show.add_argument("--arm", help="arm of a study; by default the first")
     _add_generate(commands)

@@ -202,8 +202,11 @@ def _read_group(readers: Mapping[str, GroupReader], index: int, row: int, masked
             keep &= _one(readers[role].group(index, ["keep"]), "keep").to_numpy(zero_copy_only=False)
     for role, column in (("scores", "text"), ("filtering", "masked")):
         if role in readers and column in readers[role].columns and (role == "scores" or masked):
-            texts = pc.coalesce(_one(readers[role].group(index, [column]), column).cast(pa.large_string()), texts)
-    texts = pc.if_else(pa.array(keep), texts, pa.scalar(None, pa.large_string()))
+            rewritten = _one(readers[role].group(index, [column]), column)
+            if rewritten.null_count < len(rewritten):
+                texts = pc.coalesce(rewritten.cast(pa.large_string()), texts)
+    if not keep.all():
+        texts = pc.if_else(pa.array(keep), texts, pa.scalar(None, pa.large_string()))
     return Group(index=index, first_row=row, ids=_one(base, "id"), texts=texts, keep=keep)
 
 

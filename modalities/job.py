@@ -316,7 +316,7 @@ def unit_inputs(plan: Plan, instance: Instance, index: int) -> tuple[dict[str, s
 
 
 def _unit_reads(plan: Plan, instance: Instance, index: int) -> list[tuple[str, Instance, int | None]]:
-    reads = [(role, plan.instances[i]) for role, i in instance.inputs.items()]
+    reads = [(role, plan.instances[i]) for role, i in sorted(instance.inputs.items())]
     if NODES[instance.node].split == "concatenated":
         for role, read in reads:
             if index < len(read.units):

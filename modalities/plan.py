@@ -193,7 +193,7 @@ class _Builder:
     def _aligned(self, node: stages.Node, inputs: Mapping[str, str]) -> Iterator[tuple[dict[str, str], str | None]]:
         read = {role: self.instances[i] for role, i in sorted(inputs.items())}
         if node.split == "concatenated":
-            for role, instance in ((r, self.instances[i]) for r, i in inputs.items()):
+            for role, instance in read.items():
                 for key in instance.units:
                     yield {role.partition(":")[0]: key}, role.partition(":")[2]
             return

@@ -246,7 +246,9 @@ class RunConfig:
 
     run: str = key(help="Name of the run: a folder below results/runs.")
     ingestion: ingestion_config.IngestionConfig = key(help="Sources of raw text.")
-    heldout: filtering_config.HeldoutConfig = key(factory=filtering_config.HeldoutConfig, help="Documents that no arm trains on.")
+    heldout: filtering_config.HeldoutConfig = key(
+        factory=filtering_config.HeldoutConfig, help="Documents that no arm trains on."
+    )
     filtering: filtering_config.FilteringConfig = key(
         factory=filtering_config.FilteringConfig, help="Which documents are good enough."
     )
@@ -261,9 +263,13 @@ class RunConfig:
     conversion: conversion_config.ConversionConfig = key(
         factory=conversion_config.ConversionConfig, help="The Hugging Face directory."
     )
-    evaluation: evaluation_config.EvaluationConfig = key(factory=evaluation_config.EvaluationConfig, help="What is measured.")
+    evaluation: evaluation_config.EvaluationConfig = key(
+        factory=evaluation_config.EvaluationConfig, help="What is measured."
+    )
     reporting: reporting_config.ReportingConfig = key(factory=reporting_config.ReportingConfig, help="The report.")
-    analysis: reporting_config.AnalysisConfig = key(factory=reporting_config.AnalysisConfig, help="How arms are compared.")
+    analysis: reporting_config.AnalysisConfig = key(
+        factory=reporting_config.AnalysisConfig, help="How arms are compared."
+    )
     ablations: AblationsConfig | None = key(None, help="Arms of a study.")
     runtime: RuntimeConfig = key(factory=RuntimeConfig, kind="runtime", help="Where and how jobs run.")
 
@@ -287,7 +293,10 @@ def _check(run: RunConfig) -> None:
         ("filtering", lambda: filtering_config.check(run.filtering, languages)),
         ("deduplication", lambda: deduplication_config.check(run.deduplication, languages)),
         ("tokenization", lambda: tokenization_config.check(run.tokenization, sources)),
-        ("pretraining", lambda: pretraining_config.check(run.pretraining, sequence_length=length, vocab_size=vocabulary)),
+        (
+            "pretraining",
+            lambda: pretraining_config.check(run.pretraining, sequence_length=length, vocab_size=vocabulary),
+        ),
         ("packing", lambda: packing_config.check(run.packing, sources, budget_tokens=_budget(run))),
     )
     for section, check in checks:
@@ -304,7 +313,9 @@ def _languages(run: RunConfig) -> dict[str, str | None]:
 
 def _budget(run: RunConfig) -> int:
     length = run.packing.sequence_length
-    return pretraining_config.total_steps(run.pretraining, length) * pretraining_config.batch_tokens(run.pretraining, length)
+    return pretraining_config.total_steps(run.pretraining, length) * pretraining_config.batch_tokens(
+        run.pretraining, length
+    )
 
 
 # --- one arm, node by node -------------------------------------------------------------------------------------------

@@ -220,13 +220,10 @@ def _figures(plan: Plan, arm: str) -> list[str]:
 
 def _baseline_text(baselines: dict[str, Any], source: str) -> str:
     parts = []
-    for name in ("xz", "bigram"):
-        value = baselines.get("sources", {}).get(source, {}).get(name)
-        if isinstance(value, dict):
-            value = value.get("bits_per_byte")
-        if value is not None:
-            parts.append(f"{name} {value:.3f}")
-    return f"   ({', '.join(parts)})" if parts else ""
+    for name, figures in baselines.get("baselines", {}).items():
+        if source in figures["sources"]:
+            parts.append(f"{name} {figures['sources'][source]['bits_per_byte']:.3f}")
+    return f"   ({', '.join(sorted(parts, reverse=True))})" if parts else ""
 
 
 def _sample(plan: Plan, arm: str) -> list[str]:

@@ -51,7 +51,10 @@ def load(text: str) -> Outer:
         ("count: 3", "mine.yaml:1: name: missing; A name."),
         ("name: a\ncount: x", "mine.yaml:2: count: expected a whole number, got 'x'"),
         ("name: a\ncount: 2.5", "mine.yaml:2: count: expected a whole number, got 2.5"),
-        ("name: no", "mine.yaml:1: name: expected text, got False (written as 'no'); YAML reads the bare word no as false"),
+        (
+            "name: no",
+            "mine.yaml:1: name: expected text, got False (written as 'no'); YAML reads the bare word no as false",
+        ),
         ("name: 12", "mine.yaml:1: name: expected text, got 12; write it in quotes"),
         ("name: a\nflag: yes", "mine.yaml:2: flag: expected true or false, got the word 'yes'"),
         ("name: a\nflag: 1", "mine.yaml:2: flag: expected true or false, got 1"),

@@ -18,7 +18,7 @@ run: r
 ingestion:
   sources:
     a: {paths: [raw/*.jsonl], language: en}
-heldout: {documents: 1}
+heldout: {documents: 1, min_characters: 10, max_share: 0.3}
 filtering: {recipe: none}
 tokenization: {train: {vocab_size: 300}}
 packing: {sequence_length: 32}

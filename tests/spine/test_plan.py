@@ -64,7 +64,8 @@ def test_comments_key_order_and_number_spelling_change_nothing() -> None:
 
 def test_numerics_and_runtime_keys_are_in_no_digest() -> None:
     other = resolve(
-        pretraining={"numerics": {"world_size": 2, "micro_batch": 1}, "runtime": {"log_every": 3}}, runtime={"batches": 1}
+        pretraining={"numerics": {"world_size": 2, "micro_batch": 1}, "runtime": {"log_every": 3}},
+        runtime={"batches": 1},
     )
     assert set(other.instances) == set(resolve().instances)
     assert other.instances != resolve().instances, "they are carried all the same"
@@ -151,13 +152,19 @@ def test_going_back_finds_the_same_digests_and_plans_survive_the_disk() -> None:
 @pytest.mark.parametrize(
     ("study", "message"),
     [
-        ("ablations: {grid: {pretraining.learning_rat: [1, 2]}}", "learning_rat: unknown key; did you mean 'learning_rate'?"),
+        (
+            "ablations: {grid: {pretraining.learning_rat: [1, 2]}}",
+            "learning_rat: unknown key; did you mean 'learning_rate'?",
+        ),
         ("ablations: {grid: {pretraining.runtime.log_every: [1, 2]}}", "expected a key that changes some result"),
         ("ablations: {grid: {pretraining.numerics.world_size: [1, 2]}}", "expected a key that changes some result"),
         ("ablations: {grid: {pretraining.learning_rate: 3}}", "expected a list of values, got 3"),
         ("ablations: {zip: {pretraining.learning_rate: [1e-2, 2e-2], pretraining.clip: [1]}}", "lists of one length"),
         ("ablations: {grid: {pretraining.clip: [1, 1]}}", "expected different arms"),
-        ("ablations: {seeds: [0, 1], baseline: other}", "ablations.baseline: expected one of seed=0, seed=1, got 'other'"),
+        (
+            "ablations: {seeds: [0, 1], baseline: other}",
+            "ablations.baseline: expected one of seed=0, seed=1, got 'other'",
+        ),
     ],
 )
 def test_studies_that_cannot_be_meant_are_refused(study: str, message: str) -> None:
@@ -175,7 +182,10 @@ def test_studies_that_cannot_be_meant_are_refused(study: str, message: str) -> N
         ({"run": "../x"}, "run: expected letters, digits"),
         ({"pretraining": {"model": {"heads": 3}}}, "pretraining.model"),
         ({"pretraining": {"global_batch_tokens": 100}}, "pretraining.global_batch_tokens: expected a multiple of"),
-        ({"pretraining": {"numerics": {"world_size": 3}}}, "pretraining.global_batch_tokens: expected 4 sequences to divide"),
+        (
+            {"pretraining": {"numerics": {"world_size": 3}}},
+            "pretraining.global_batch_tokens: expected 4 sequences to divide",
+        ),
         ({"packing": {"weights": {"a": 0.5, "c": 0.5}}}, "packing.weights.c"),
         ({"tokenization": {"train": {"vocab_size": 100}}}, "tokenization.train.vocab_size: expected 257"),
         ({"tokenization": {"tokenizer": "nowhere.json"}}, "tokenization.tokenizer: expected a tokenizer file"),

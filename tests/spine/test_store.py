@@ -6,8 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -88,21 +88,23 @@ def test_an_owner_of_an_earlier_boot_or_a_reused_pid_is_dead() -> None:
     assert store.is_alive(own | {"host": "elsewhere", "slurm_job": None}), "unknown counts as alive"
 
 
-def _contend(work: str, start: float, answers: "multiprocessing.Queue[int]") -> None:
-    time.sleep(max(0.0, start - time.time()))
+def _contend(work: str, start: Any, end: Any, answers: "multiprocessing.Queue[int]") -> None:
+    start.wait(60)
     lease = take_lease(Path(work))
     answers.put(lease.number if isinstance(lease, Lease) else 0)
-    time.sleep(1.0)
+    end.wait(60)
 
 
 def test_of_many_contenders_one_wins(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     answers: multiprocessing.Queue[int] = context.Queue()
-    start = time.time() + 0.5
-    workers = [context.Process(target=_contend, args=(str(tmp_path / "w"), start, answers)) for _ in range(12)]
+    start, end = context.Event(), context.Event()
+    workers = [context.Process(target=_contend, args=(str(tmp_path / "w"), start, end, answers)) for _ in range(12)]
     for worker in workers:
         worker.start()
-    numbers = [answers.get(timeout=30) for _ in workers]
+    start.set()
+    numbers = [answers.get(timeout=60) for _ in workers]
+    end.set()
     for worker in workers:
         worker.join()
     assert sorted(numbers) == [0] * 11 + [1]
