@@ -11,7 +11,7 @@ from typing import Any
 def load(name: str, folder: Path | None = None) -> ModuleType:
     """Import a module of compiled loops, keeping machine code in `folder` unless NUMBA_CACHE_DIR says otherwise.
 
-    The first folder of a process counts. Compiling everything takes about 20 s, loading it from the cache about 1 s.
+    The first folder of a process counts. Compiling everything takes about 20 s.
     """
     from numba.core import config as numba_config
 

@@ -306,9 +306,7 @@ class FilteringConfig:
         kind="numerics",
         help="memo (fast), datatrove (the reference), or auto: memo wherever it covers the language.",
     )
-    vocabulary_chunks: int = key(
-        400_000, kind="runtime", help="Most distinct text chunks kept in memory per language; 1 KiB each at most."
-    )
+    vocabulary_chunks: int = key(400_000, kind="runtime", help="Most distinct text chunks kept in memory per language.")
     rejects_per_reason: int = key(
         4, kind="runtime", help="Dropped documents per reason and unit that the report may show."
     )
