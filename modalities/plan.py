@@ -260,7 +260,7 @@ def _check_sweep(arms: list[study.Arm], by_arm: Mapping[str, Mapping[Any, str]],
                 )
                 where = tree.place(f"ablations.{kind}")
                 raise ConfigError(
-                    f"{where}: ablations.{kind}: {path}: expected a key that changes some result, got one that no node of this run "
+                    f"{where}: ablations.{kind}: {path}: expected a key that changes some result, got one that no node "
                     "reads as such; remove it, or compare numerics keys in separate runs"
                 )
 

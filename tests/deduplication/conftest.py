@@ -142,7 +142,7 @@ class Store:
             sources, config, made, results, clustered, upstream(work.folder, "deduplication.clusters", "c")
         )
 
-    def _decide(  # noqa: PLR0917
+    def _decide(
         self, sources: Any, config: Any, made: Any, results: Any, clustered: Result, found: Upstream
     ) -> Outcome:
         outcome = Outcome({}, {}, {}, results, clustered, {}, [found.folder])

@@ -82,7 +82,7 @@ def test_document_mask_and_z_loss(tmp_path, pools, section, keys) -> None:
     ids=str,
 )
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_resume_is_bit_identical(tmp_path, pools, section, world_size, keys, asynchronous) -> None:  # noqa: PLR0917
+def test_resume_is_bit_identical(tmp_path, pools, section, world_size, keys, asynchronous) -> None:
     own = lay_out(
         dataclasses.replace(section, runtime=dataclasses.replace(section.runtime, asynchronous=asynchronous)),
         world_size,

@@ -1,5 +1,6 @@
 """What a user is promised, tried on the smallest whole run."""
 
+import itertools
 import json
 import os
 import re
@@ -38,7 +39,7 @@ def test_every_node_balances_and_is_linked(tiny: Any) -> None:
         chain = [
             made[f"{node}({source})"]["counts"] for node in ("ingestion", "filtering", "deduplication", "tokenization")
         ]
-        for before, after in zip(chain, chain[1:], strict=False):
+        for before, after in itertools.pairwise(chain):
             assert after["documents_in"] == before["documents_out"]
     links = tiny.path / "results/runs/tiny/base"
     assert (links / "filtering" / "help" / "manifest.json").exists()

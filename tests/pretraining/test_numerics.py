@@ -129,3 +129,22 @@ def test_compiled_is_close_and_names_stay_clean(tmp_path, section, run_segment, 
     for a, b in zip(losses(tmp_path / "plain"), losses(tmp_path / "compiled"), strict=True):
         assert a == pytest.approx(b, abs=2e-6)
     assert list(digests(tmp_path / "plain" / "checkpoint")) == list(digests(tmp_path / "compiled" / "checkpoint"))
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "key"),
+    [
+        (
+            "[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: not enough memory: you tried 9 bytes",
+            "OutOfMemoryError",
+            "micro_batch",
+        ),
+        ("[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 600000ms for recv", "HungError", "600 seconds"),
+        ("anything else", "RuntimeError", "anything"),
+    ],
+)
+def test_errors_of_torch_get_their_class(section, text: str, kind: str, key: str) -> None:
+    from modalities.pretraining.rank import classified
+
+    error = classified(RuntimeError(text), section)
+    assert type(error).__name__ == kind and key in str(error)

@@ -122,7 +122,7 @@ def test_bad_input_fails_once_per_invocation(run: Plan, monkeypatch: pytest.Monk
     monkeypatch.setenv(job.INVOCATION, "one")
     with pytest.raises(InputError):
         job.run_batch(run, instance(run, "ingestion(a)"), 0)
-    with pytest.raises(StoreError, match="failed for good: raw/0.jsonl: line 3"):
+    with pytest.raises(StoreError, match=r"failed for good: raw/0\.jsonl: line 3"):
         job.run_batch(run, instance(run, "ingestion(a)"), 0)
     assert len(calls) == 1
     monkeypatch.setenv(job.INVOCATION, "two")

@@ -118,7 +118,7 @@ def test_manifests_refuse_counts_that_do_not_add_up() -> None:
 
 def test_a_damaged_manifest_names_its_file(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text("{")
-    with pytest.raises(StoreError, match="manifest.json: not valid JSON"):
+    with pytest.raises(StoreError, match=r"manifest\.json: not valid JSON"):
         manifest.read(tmp_path)
     (tmp_path / "manifest.json").write_text(json.dumps({"format": 99}))
     with pytest.raises(StoreError, match="expected manifest format 1, got 99"):

@@ -35,7 +35,7 @@ def file(tmp_path_factory: pytest.TempPathFactory, demo_texts: list[str]) -> Pat
 
 @settings(max_examples=60, deadline=None)
 @given(texts=Texts, data=st.data(), before=st.sampled_from([None, 5]), special=st.booleans())
-def test_encode_shard_merge_split_keep_every_document(  # noqa: PLR0917 - fixtures
+def test_encode_shard_merge_split_keep_every_document(
     file: Path,
     tmp_path_factory: pytest.TempPathFactory,
     texts: list[str],

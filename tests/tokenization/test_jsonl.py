@@ -14,7 +14,7 @@ from modalities.work import Upstream, Work
 
 
 @pytest.mark.parametrize("block", [10, 1000, 4_000_000])
-def test_equals_the_stage(  # noqa: PLR0917 - fixtures
+def test_equals_the_stage(
     trained: Callable[..., Upstream],
     unit_of: Any,
     work_of: Callable[..., Work[Any]],
