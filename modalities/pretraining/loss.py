@@ -57,7 +57,7 @@ class _Pieces(torch.autograd.Function):
     """Loss and gradients in one pass over pieces of tokens; the backward pass only scales them."""
 
     @staticmethod
-    def forward(  # noqa: PLR0917
+    def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, piece_tokens: int, z_loss: float
     ) -> tuple[Tensor, Tensor]:
         wanted = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
@@ -85,7 +85,7 @@ def _at(grad: Tensor | None, piece: slice) -> Tensor | None:
     return None if grad is None else grad[piece]
 
 
-def _piece(  # noqa: PLR0917
+def _piece(
     hidden: Tensor,
     weight: Tensor,
     targets: Tensor,

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from modalities import config as configs
 from modalities import manifest
 from modalities.checkpoint import checkpoint_folder
-from modalities.errors import InputError, StoreError
+from modalities.errors import HungError, InputError, OutOfMemoryError, StoreError
 from modalities.manifest import write_json
 from modalities.models import architectures
 from modalities.models.llama_config import LlamaConfig
@@ -114,9 +114,27 @@ def run_rank(job: Job, *, report: Callable[[int, float | None], None], reader: R
             report=report,
             save_group=dist.new_group(backend="gloo") if dist.is_initialized() and runtime.asynchronous else None,
         )
-        summary = train(setting)
+        try:
+            summary = train(setting)
+        except RuntimeError as error:
+            raise classified(error, section) from error
     info = {"model": configs.plain(model), "parameters": counts.parameters(model), "peak_flops": peak_source, **summary}
     return {"info": info, "numerics": record}
+
+
+def classified(error: RuntimeError, section: SegmentSection) -> Exception:
+    """Return the error as the class that says what to do, where torch's text tells; else as it is."""
+    text = str(error)
+    if isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator: not enough memory" in text:
+        return OutOfMemoryError(
+            f"pretraining: out of memory; lower pretraining.numerics.micro_batch or set activation_checkpointing: full ({text})"
+        )
+    if "timed out" in text.lower():
+        return HungError(
+            f"pretraining: a collective made no progress in {section.runtime.collective_timeout_seconds:g} seconds; "
+            f"see whether a rank is stuck or dead ({text})"
+        )
+    return error
 
 
 def open_reader(inputs: Mapping[str, Upstream], section: SegmentSection) -> Reader:
