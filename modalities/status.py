@@ -179,6 +179,9 @@ def done_line(plan: Plan, instance: Instance, number: int) -> str:
 
 def closing(plan: Plan) -> str:
     """Return what a run ends with: held-out figures, a sample, where model and report are."""
+    missing = sum(not is_stamped(plan, i) for i in plan.instances.values())
+    if missing:
+        return f"\nrun {plan.run}: stopped as asked; {missing} of {len(plan.instances)} nodes are not made yet"
     lines = [f"\nrun {plan.run}: done"]
     for arm in plan.arms:
         lines += _figures(plan, arm) + _sample(plan, arm)
