@@ -4,6 +4,7 @@ The head (the process a user starts) resolves the plan once and hands its path t
 the Snakefile again, as every Slurm job does twice, reads that file.
 """
 
+import functools
 import os
 import sys
 import uuid
@@ -16,6 +17,7 @@ from modalities import links
 from modalities import plan as planning
 from modalities.errors import ConfigError
 from modalities.job import INVOCATION
+from modalities.manifest import NAME
 from modalities.plan import Instance, Plan
 from modalities.stages import NODES
 from modalities.store import Store
@@ -89,12 +91,16 @@ class Dag:
 
         return function
 
+    @functools.cached_property
+    def _stamp_only(self) -> dict[tuple[str, str], bool]:
+        return {}
+
     def _only_stamps(self, node: str, work: str) -> bool:
-        instance, batch = self._split(node, work)
-        store = Store(self.plan.store)
-        if batch is None:
-            return store.find(node, instance.digest) is not None
-        return all(store.find(node, instance.units[u], unit=True) is not None for u in instance.batch(batch))
+        """Say whether a job will find everything there. A guess for scheduling; the job itself looks closer."""
+        if (node, work) not in self._stamp_only:
+            instance, batch = self._split(node, work)
+            self._stamp_only[node, work] = _is_there(Store(self.plan.store), instance, batch)
+        return self._stamp_only[node, work]
 
     def _split(self, node: str, work: str) -> tuple[Instance, int | None]:
         digest, _, batch = work.partition(".")
@@ -160,9 +166,17 @@ def prepare(plan: Plan) -> None:
             links.update(plan, instance)
         for batch in range(instance.batches):
             part = plan.stamp(instance.node, f"{instance.digest}.{batch}")
-            keys = (instance.units[u] for u in instance.batch(batch))
-            if part.exists() and not all(store.find(instance.node, key, unit=True) for key in keys):
+            if part.exists() and not _is_there(store, instance, batch):
                 part.unlink()
+
+
+def _is_there(store: Store, instance: Instance, batch: int | None) -> bool:
+    """Say whether the manifests of an instance, or of the units of a batch, exist."""
+    if batch is None:
+        return (store.folder(instance.node, instance.digest) / NAME).exists()
+    return all(
+        (store.folder(instance.node, instance.units[u], unit=True) / NAME).exists() for u in instance.batch(batch)
+    )
 
 
 def _refuse_profile() -> None:

@@ -1,5 +1,6 @@
 """`modalities run`: start Snakemake on a config and show how far its jobs are."""
 
+import ctypes
 import os
 import shlex
 import signal
@@ -18,6 +19,7 @@ from modalities.errors import ConfigError
 from modalities.plan import Plan
 
 PROJECT = Path(__file__).resolve().parent.parent
+PR_SET_PDEATHSIG = 1
 LINE_SECONDS = 15.0
 """Time between progress lines where the output is not a terminal."""
 
@@ -43,15 +45,24 @@ def run(path: Path, settings: Sequence[str], arguments: Sequence[str]) -> int:
     print("$", shlex.join(command), flush=True)
     if "--dry-run" in arguments or "-n" in arguments:
         return subprocess.run([*_python(), *command[1:]], check=False).returncode
+    before = sum(status.is_stamped(plan, i) for i in plan.instances.values())
     log = plan.folder / "logs" / "snakemake.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
         start = output.tell()
-        child = subprocess.Popen([*_python(), *command[1:]], stdout=output, stderr=subprocess.STDOUT)
+        child = subprocess.Popen(
+            [*_python(), *command[1:]],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # a Ctrl-C reaches it once, through us
+            preexec_fn=_end_with_parent,  # noqa: PLW1509 - this process has one thread
+        )
         code = _watch(child, plan)
     if code != 0:
         _explain(plan, log, start)
         return 1
+    if before == len(plan.instances):
+        print(f"\nnothing to do: all {before} nodes are there")
     print(status.closing(plan))
     return 0
 
@@ -82,14 +93,20 @@ def _python() -> list[str]:
     return [sys.executable, "-m", "snakemake"]
 
 
+def _end_with_parent() -> None:
+    """Let the kernel interrupt Snakemake if this process dies, even by SIGKILL. Linux only; elsewhere it goes on."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGINT)
+
+
 def _watch(child: "subprocess.Popen[bytes]", plan: Plan) -> int:
-    """Show progress until the child ends; hand on signals, so that Ctrl-C ends the jobs as Snakemake does it."""
+    """Show progress until the child ends; hand on signals as SIGINT, on which Snakemake ends its jobs."""
 
     def forward(number: int, frame: FrameType | None) -> None:
         if child.poll() is None:
-            child.send_signal(signal.SIGINT if number == signal.SIGTERM else number)
+            child.send_signal(signal.SIGINT)
 
-    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         if sys.stdout.isatty():
             _watch_terminal(child, plan)
