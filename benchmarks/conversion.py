@@ -9,7 +9,6 @@ them again to compare digests; running both models on a few tokens is shown apar
 import argparse
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -122,8 +121,17 @@ def convert(folder: Path) -> None:
     start = time.perf_counter()
     verify_forward(target, config, weights.read, dtype=torch.float32, sequence_length=64)
     forward = time.perf_counter() - start
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    print(json.dumps({"seconds": seconds, "forward_seconds": forward, "bytes": written.num_bytes, "peak_bytes": peak}))
+    print(
+        json.dumps(
+            {"seconds": seconds, "forward_seconds": forward, "bytes": written.num_bytes, "peak_bytes": peak_bytes()}
+        )
+    )
+
+
+def peak_bytes() -> int:
+    """Return this process's peak memory. Not `ru_maxrss`, which a child starts with its parent's value of."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
 if __name__ == "__main__":
