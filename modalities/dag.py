@@ -5,6 +5,7 @@ the Snakefile again, as every Slurm job does twice, reads that file.
 """
 
 import functools
+import json
 import os
 import sys
 import uuid
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from modalities import config as strict
-from modalities import links
+from modalities import cluster, links, resources
 from modalities import plan as planning
 from modalities.errors import ConfigError
 from modalities.job import INVOCATION
@@ -26,6 +27,9 @@ PLAN = "MODALITIES_PLAN"
 DEFAULT_CONFIG = Path("config/demo.yaml")
 WORK = r"[0-9a-f]{32}(\.[0-9]+)?"
 """Wildcard: the digest of an instance, or that and the number of a batch of its units."""
+
+STAMP_MEMORY_MB = 500
+"""What a job needs that only stamps: the interpreter, and under Slurm two nested Snakemake processes."""
 
 Wildcards = Any
 
@@ -84,12 +88,47 @@ class Dag:
         return function
 
     def memory(self, node: str) -> Callable[[Wildcards, int], int]:
-        """Return the memory function of a node's rule, in MB; it grows with the attempt."""
+        """Return the memory function of a node's rule, in MB; it grows only after an attempt that ran out of it."""
 
         def function(wildcards: Wildcards, attempt: int) -> int:
-            return 500 if self._only_stamps(node, wildcards.work) else NODES[node].memory_mb * attempt
+            if self._only_stamps(node, wildcards.work):
+                return STAMP_MEMORY_MB
+            return NODES[node].memory_mb * (attempt if attempt > 1 and self._ran_out(node, wildcards.work) else 1)
 
         return function
+
+    def _ran_out(self, node: str, work: str) -> bool:
+        """Say whether an earlier attempt ran out of memory, or was killed without a word, as the kernel does it then."""
+        instance, batch = self._split(node, work)
+        keys = [instance.digest] if batch is None else [instance.units[u] for u in instance.batch(batch)]
+        for folder in (Store(self.plan.store).work(node, key) for key in keys):
+            try:
+                outcome = json.loads((folder / "outcome.json").read_text(encoding="utf-8"))
+            except (OSError, ValueError):
+                if any(folder.glob("attempt-*")):
+                    return True
+                continue
+            if outcome["class"] == "out_of_memory":
+                return True
+        return False
+
+    def resources(self, node: str) -> dict[str, Any]:
+        """Return the resources of a node's rule: memory here; on a cluster also time, queue, nodes and devices."""
+
+        def ask(work: str, memory_mb: int) -> cluster.Request:
+            assert self.site is not None
+            instance, _ = self._split(node, work)
+            if self._only_stamps(node, work):
+                return resources.stamp_request(self.site, instance)
+            return resources.request_of(instance, self.site, threads=num_threads(instance), memory_mb=memory_mb)
+
+        return resources.for_rule(node, self.plan, self.site, memory=self.memory(node), ask=ask)
+
+    @functools.cached_property
+    def site(self) -> cluster.Site | None:
+        """The cluster that jobs go to, or None on one machine."""
+        path = os.environ.get(cluster.SITE)
+        return cluster.load_site(Path(path).parent) if path is not None else None
 
     @functools.cached_property
     def _stamp_only(self) -> dict[tuple[str, str], bool]:
@@ -132,6 +171,9 @@ def num_threads(instance: Instance) -> int:
     numerics = instance.section.get("numerics") if isinstance(instance.section, Mapping) else None
     if instance.node == "pretraining" and numerics is not None:
         return int(numerics["world_size"]) * int(numerics["threads_per_rank"])
+    if instance.node == "pretraining.benchmarking":
+        setting = instance.section["setting"]
+        return int(setting["world_size"]) * int(setting["threads_per_rank"])
     if instance.node == "evaluation":
         return int(instance.section["compute"]["threads"])
     return 1
@@ -150,7 +192,18 @@ def open_dag(workflow: Any) -> Dag:
     path = planning.write(plan)
     os.environ[PLAN] = str(path)
     os.environ[INVOCATION] = uuid.uuid4().hex
+    _find_site(plan)
     return Dag(path, plan)
+
+
+def _find_site(plan: Plan) -> None:
+    """Note the site of the profile for jobs, and refuse what its queues do not take."""
+    os.environ.pop(cluster.SITE, None)
+    profile = cluster.profile_of(sys.argv)
+    site = None if profile is None else cluster.load_site(profile)
+    if profile is not None and site is not None:
+        os.environ[cluster.SITE] = str(profile / cluster.NAME)
+        resources.check(plan, site, num_threads)
 
 
 def prepare(plan: Plan) -> None:
