@@ -33,7 +33,14 @@ def _run(asked: dict[str, Any]) -> list[dict[str, Any]]:
     from lm_eval.models.huggingface import HFLM
 
     torch.set_num_threads(asked["threads"])
-    model = HFLM(
+    class _Model(HFLM):  # type: ignore[misc]
+        """lm-eval asserts that an ending fits the context; here its last tokens are scored, and the item counts as cut."""
+
+        def _loglikelihood_tokens(self, requests: Any, **options: Any) -> Any:
+            cut = [(name, context, ending[-self.max_length :]) for name, context, ending in requests]
+            return super()._loglikelihood_tokens(cut, **options)
+
+    model = _Model(
         pretrained=asked["model"],
         backend="causal",
         dtype="float32",
