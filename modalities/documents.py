@@ -199,20 +199,34 @@ def _read_group(readers: Mapping[str, GroupReader], index: int, row: int, masked
     texts, keep = _one(base, "text"), np.ones(base.num_rows, np.bool_)
     for role in ("filtering", "deduplication"):
         if role in readers:
-            keep &= _one(readers[role].group(index, ["keep"]), "keep").to_numpy(zero_copy_only=False)
+            keep &= _flags(_one(readers[role].group(index, ["keep"]), "keep"))
     for role, column in (("scores", "text"), ("filtering", "masked")):
         if role in readers and column in readers[role].columns and (role == "scores" or masked):
             rewritten = _one(readers[role].group(index, [column]), column)
             if rewritten.null_count < len(rewritten):
                 texts = pc.coalesce(rewritten.cast(pa.large_string()), texts)
     if not keep.all():
-        texts = pc.if_else(pa.array(keep), texts, pa.scalar(None, pa.large_string()))
+        texts = pc.if_else(arrow_mask(keep), texts, pa.scalar(None, pa.large_string()))
     return Group(index=index, first_row=row, ids=_one(base, "id"), texts=texts, keep=keep)
 
 
 def _one(table: pa.Table, column: str) -> pa.Array:
-    combined = table.column(column).combine_chunks()
+    chunks = table.column(column)
+    if chunks.num_chunks == 1:
+        return chunks.chunk(0)  # combine_chunks would copy it
+    combined = chunks.combine_chunks()
     return combined.chunk(0) if isinstance(combined, pa.ChunkedArray) else combined
+
+
+def _flags(column: pa.BooleanArray) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Return a column without nulls; `to_numpy` would import pandas, which takes longer than reading a small unit."""
+    return np.from_dlpack(column.cast(pa.uint8())).view(np.bool_)
+
+
+def arrow_mask(keep: np.ndarray[Any, np.dtype[np.bool_]]) -> pa.BooleanArray:
+    """Return flags as an Arrow array, without pandas as in `_flags`."""
+    bits = np.packbits(keep, bitorder="little")
+    return pa.BooleanArray.from_buffers(pa.bool_(), len(keep), [None, pa.py_buffer(bits)])
 
 
 def decisions(keep: np.ndarray[Any, np.dtype[np.bool_]], reasons: pa.Array) -> pa.Table:

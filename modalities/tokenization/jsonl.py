@@ -9,20 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pyarrow as pa
 
 from modalities.errors import InputError
 from modalities.tokenization.encoding import (
     BATCH_BYTES,
+    Bounds,
     Encoder,
     MismatchError,
+    Reference,
     Verifier,
     file_hash,
-    load,
     num_ids,
     open_encoder,
+    surround,
 )
-from modalities.tokenization.stage import Bounds, surround
 from modalities.tokens import ShardWriter, Sidecar, token_dtype
 
 
@@ -36,16 +36,16 @@ def encode_jsonl(
     verify_share: float = 0.001,
 ) -> Sidecar:
     """Write the shard `out` of a JSONL file. `tokenizer`: a tokenizer.json. Special tokens in texts are text."""
-    reference = load(tokenizer)
-    end = reference.token_to_id(end_of_document)
+    reference = Reference(tokenizer, special_in_text=False)
+    end = reference.tokenizer.token_to_id(end_of_document)
     if end is None:
         raise InputError(f"{tokenizer}: expected the token {end_of_document!r}, got none; name one that it has")
     encoder, why = open_encoder(tokenizer, special_in_text=False)
-    dtype, digest, bounds = token_dtype(num_ids(reference)), file_hash(tokenizer), Bounds(before=None, after=end)
-    del reference
-    for attempt, share in ((encoder, verify_share if why is None else 0.0), (None, 0.0)):
-        engine: Encoder = attempt or open_encoder(tokenizer, special_in_text=False, allow_fast=False)[0]
-        verifier = Verifier(tokenizer, special_in_text=False, share=share)
+    digest, bounds = file_hash(tokenizer), Bounds(before=None, after=end)
+    dtype = token_dtype(num_ids(reference.tokenizer))
+    attempts: tuple[tuple[Encoder, float], ...] = ((encoder, verify_share if why is None else 0.0), (reference, 0.0))
+    for engine, share in attempts:
+        verifier = Verifier(lambda: reference, share=share)
         try:
             with ShardWriter(out, dtype=dtype, tokenizer=digest, end_of_document=end) as writer:
                 done = 0
@@ -60,17 +60,27 @@ def encode_jsonl(
     raise AssertionError("tokenizers is not compared with itself")
 
 
-def _read_texts(path: Path, field: str) -> Iterator[pa.LargeStringArray]:
+def _read_texts(path: Path, field: str) -> Iterator[list[str]]:
     record = msgspec.defstruct("Record", [("text", str)], rename={"text": field}, gc=False)
     decoder: Any = msgspec.json.Decoder(record)
-    line = 1
+    start = 0
     for block in _read_blocks(path):
         try:
             records = decoder.decode_lines(block)
         except (msgspec.MsgspecError, UnicodeDecodeError):
-            records = _decode_one_by_one(block, decoder, path, line)
-        line += block.count(b"\n")
-        yield pa.array([record.text for record in records], pa.large_string())
+            records = _decode_one_by_one(block, decoder, path, _line_at(path, start))
+        start += len(block)
+        yield [record.text for record in records]
+
+
+def _line_at(path: Path, end: int) -> int:
+    """Return the number of the line that starts at byte `end`. Lines are counted for an error alone: it takes time."""
+    line = 1
+    with path.open("rb", buffering=0) as file:
+        while end > 0 and (block := file.read(min(end, 1 << 22))):
+            line += block.count(b"\n")
+            end -= len(block)
+    return line
 
 
 def _read_blocks(path: Path) -> Iterator[bytes]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from modalities.errors import InputError
 from modalities.tokenization import encoding
 from modalities.tokenization.config import TrainingConfig
-from modalities.tokenization.stage import Bounds, surround
+from modalities.tokenization.encoding import Bounds, surround
 from modalities.tokenization.training import Sample, train
 from modalities.tokens import Shard, ShardWriter, merge, split, token_dtype
 
@@ -85,7 +85,7 @@ def test_the_sample_is_a_share_and_the_same_each_time(file: Path, demo_texts: li
     encoded = encoding.Fast(file, special_in_text=False).encode(array)
     counts = set()
     for _ in range(2):
-        verifier = encoding.Verifier(file, special_in_text=False, share=0.05)
+        verifier = encoding.Verifier(lambda: encoding.Reference(file, special_in_text=False), share=0.05)
         verifier.check(array, encoded, first=0)
         counts.add(verifier.num_documents)
     assert len(counts) == 1
