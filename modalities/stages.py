@@ -21,6 +21,7 @@ from modalities.evaluation import config as evaluation_config
 from modalities.filtering import config as filtering_config
 from modalities.ingestion import config as ingestion_config
 from modalities.packing import config as packing_config
+from modalities.pretraining import benchmarking_config
 from modalities.pretraining import config as pretraining_config
 from modalities.reporting import config as reporting_config
 from modalities.tokenization import config as tokenization_config
@@ -154,6 +155,14 @@ _TABLE = (
         devices=True,
     ),
     Node(
+        name="pretraining.benchmarking",
+        module="modalities.pretraining.benchmarking",
+        section=benchmarking_config.BenchmarkingSection,
+        help="Measure how fast one layout trains on this machine.",
+        memory_mb=3000,
+        devices=True,
+    ),
+    Node(
         name="conversion",
         module="modalities.conversion.stage",
         section=conversion_config.ConversionSection,
@@ -260,6 +269,9 @@ class RunConfig:
     )
     packing: packing_config.PackingConfig = key(factory=packing_config.PackingConfig, help="Sequences and mixture.")
     pretraining: pretraining_config.PretrainingConfig = key(help="Model, optimizer, length.")
+    benchmarking: benchmarking_config.BenchmarkingConfig | None = key(
+        None, neutral=None, help="Layouts whose speed is measured on the machine at hand."
+    )
     conversion: conversion_config.ConversionConfig = key(
         factory=conversion_config.ConversionConfig, help="The Hugging Face directory."
     )
@@ -298,6 +310,7 @@ def _check(run: RunConfig) -> None:
             lambda: pretraining_config.check(run.pretraining, sequence_length=length, vocab_size=vocabulary),
         ),
         ("packing", lambda: packing_config.check(run.packing, sources, budget_tokens=_budget(run))),
+        ("benchmarking", lambda: _check_benchmarking(run, vocabulary)),
     )
     for section, check in checks:
         try:
@@ -305,6 +318,12 @@ def _check(run: RunConfig) -> None:
         except Invalid as error:
             full = error.key if error.key.startswith(f"{section}.") else f"{section}.{error.key}"
             raise Invalid(full, error.message) from None
+
+
+def _check_benchmarking(run: RunConfig, vocabulary: int | None) -> None:
+    if run.benchmarking is not None:
+        length = run.packing.sequence_length
+        benchmarking_config.check(run.benchmarking, run.pretraining, sequence_length=length, vocab_size=vocabulary)
 
 
 def _languages(run: RunConfig) -> dict[str, str | None]:
@@ -344,6 +363,7 @@ def expand(run: RunConfig) -> Iterator[Spec]:
     """Yield the nodes of one arm in an order in which every node comes after those it reads. The report comes later."""
     yield from _data(run)
     yield from _tokens(run)
+    yield from _benchmarks(run)
     yield from _model(run)
 
 
@@ -434,6 +454,14 @@ def _tokens(run: RunConfig) -> Iterator[Spec]:
         unit_section=packing_config.unit_section(run.packing),
         inputs=_shards(run),
     )
+
+
+def _benchmarks(run: RunConfig) -> Iterator[Spec]:
+    if run.benchmarking is None:
+        return
+    for section in benchmarking_config.sections(run.benchmarking, run.pretraining, run.packing.sequence_length):
+        reads = {"tokenizer": ("tokenization.tokenizer", "")}
+        yield Spec(node=benchmarking_config.NODE, scope=section.name, section=section, inputs=reads)
 
 
 def _model(run: RunConfig) -> Iterator[Spec]:

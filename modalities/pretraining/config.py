@@ -15,7 +15,7 @@ from modalities.errors import ConfigError, Invalid
 from modalities.models import architectures
 from modalities.models.llama_config import PRESETS, LlamaConfig, ModelConfig
 
-VERSIONS = {"pretraining": 1}
+VERSIONS = {"pretraining": 1, "pretraining.benchmarking": 1}
 
 DecayShape = Literal["linear", "cosine", "minus_sqrt"]
 
@@ -154,6 +154,7 @@ class NumericsConfig:
 class RuntimeConfig:
     """What changes neither bits nor meaning."""
 
+    nodes: int = key(1, help="Nodes of a cluster over which the ranks spread evenly.", kind="runtime")
     log_every: int = key(1, help="Steps between lines of metrics.jsonl.", kind="runtime")
     checkpoint_every_steps: int | None = key(None, help="Steps between resume checkpoints.", kind="runtime")
     checkpoint_every_seconds: float | None = key(
@@ -176,7 +177,7 @@ class RuntimeConfig:
     profile_step: int | None = key(None, help="Step whose torch profile is written to profile.json.", kind="runtime")
 
     def __post_init__(self) -> None:
-        for name in ("log_every", "keep_checkpoints", "checkpoint_every_steps", "validate_every"):
+        for name in ("nodes", "log_every", "keep_checkpoints", "checkpoint_every_steps", "validate_every"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise Invalid(name, f"expected 1 or more, got {getattr(self, name)}")
         if self.validation_documents < 0:
@@ -217,6 +218,11 @@ class PretrainingConfig:
     runtime: RuntimeConfig = key(factory=RuntimeConfig, help="Logging and resume checkpoints.", kind="runtime")
 
     def __post_init__(self) -> None:
+        if self.numerics.world_size % self.runtime.nodes:
+            raise Invalid(
+                "runtime.nodes",
+                f"expected a divisor of world_size={self.numerics.world_size}, got {self.runtime.nodes}; change one of them",
+            )
         if self.total_steps is not None and self.total_tokens is not None:
             raise Invalid("total_tokens", "expected total_steps or total_tokens, got both; leave one out")
         if self.model.preset is None:

@@ -50,6 +50,33 @@ class Reader(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class RandomSequences:
+    """What `RandomReader` returns."""
+
+    tokens: Array
+    loss_mask: Array
+    documents: Array
+    sources: Array
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class RandomReader:
+    """Sequences of random ids, four documents in each: for measuring speed without data."""
+
+    length: int
+    vocab_size: int
+    source_names: tuple[str, ...] = ("random",)
+
+    def batch(self, first: int, last: int) -> RandomSequences:
+        """Return sequences [first, last), a function of these numbers."""
+        count = last - first
+        tokens = np.random.default_rng((first, last)).integers(self.vocab_size, size=(count, self.length + 1))
+        documents = np.broadcast_to(np.arange(self.length) * 4 // self.length, (count, self.length))
+        mask = np.ones((count, self.length), np.bool_)
+        return RandomSequences(tokens, mask, documents.copy(), np.zeros(count, np.int64))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Batch:
     """Sequences of one rank as tensors on the CPU."""
 

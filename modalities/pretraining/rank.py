@@ -19,7 +19,7 @@ from modalities.manifest import write_json
 from modalities.models import architectures
 from modalities.models.llama_config import LlamaConfig
 from modalities.pretraining.config import SegmentSection
-from modalities.pretraining.data import Reader, Steps
+from modalities.pretraining.data import RandomReader, Reader, Steps
 from modalities.pretraining.metrics import peak_flops
 from modalities.pretraining.optimizer import Optimizer
 from modalities.pretraining.parallel import Placement, connect, replicate
@@ -41,6 +41,8 @@ class Job:
     vocab_size: int
     folder: Path
     state: Path
+    made_up: bool = False
+    """For benchmarks: random tokens instead of packed ones, and no checkpoint at the end."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the description as JSON data; upstream folders are read again on the other side."""
@@ -53,6 +55,7 @@ class Job:
             "vocab_size": self.vocab_size,
             "folder": str(self.folder),
             "state": str(self.state),
+            "made_up": self.made_up,
         }
 
 
@@ -65,6 +68,7 @@ def read_job(path: Path) -> Job:
         vocab_size=data["vocab_size"],
         folder=Path(data["folder"]),
         state=Path(data["state"]),
+        made_up=data["made_up"],
     )
 
 
@@ -84,7 +88,7 @@ def run_rank(job: Job, *, report: Callable[[int, float | None], None], reader: R
     model = dataclasses.replace(section.model, vocab_size=section.model.vocab_size or job.vocab_size)
     replica = replicate(model, numerics, placement, seed=section.init_seed)
     steps = Steps(
-        reader if reader is not None else open_reader(job.inputs, section),
+        reader if reader is not None else _reader(job, model),
         sequences=section.global_batch_sequences,
         data_rank=placement.data_rank,
         data_ranks=placement.data_ranks,
@@ -108,7 +112,7 @@ def run_rank(job: Job, *, report: Callable[[int, float | None], None], reader: R
             micro_batch=micro_batch(section, placement),
             piece_tokens=piece_tokens(numerics.loss_chunk_tokens, model, placement),
             state=job.state,
-            boundary=job.folder / "checkpoint",
+            boundary=None if job.made_up else job.folder / "checkpoint",
             previous=checkpoint_folder(job.inputs["previous"].folder) if "previous" in job.inputs else None,
             stop=stop,
             report=report,
@@ -135,6 +139,13 @@ def classified(error: RuntimeError, section: SegmentSection) -> Exception:
             f"see whether a rank is stuck or dead ({text})"
         )
     return error
+
+
+def _reader(job: Job, model: LlamaConfig) -> Reader:
+    if not job.made_up:
+        return open_reader(job.inputs, job.section)
+    assert model.vocab_size is not None
+    return RandomReader(length=job.section.sequence_length, vocab_size=model.vocab_size)
 
 
 def open_reader(inputs: Mapping[str, Upstream], section: SegmentSection) -> Reader:

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -47,7 +47,8 @@ def run(work: Work[SegmentSection]) -> Result:
         folder=work.folder,
         state=state,
     )
-    summary = _in_this_process(work, job) if work.section.numerics.world_size == 1 else _under_torchrun(work, job)
+    alone = work.section.numerics.world_size == 1
+    summary = _in_this_process(work, job) if alone else train_in_ranks(job, report=_reporter(work))
     return _finish(work, state, summary)
 
 
@@ -98,16 +99,15 @@ def _in_this_process(work: Work[SegmentSection], job: Any) -> dict[str, Any]:
     return run_rank(job, report=_reporter(work))
 
 
-def _under_torchrun(work: Work[SegmentSection], job: Any) -> dict[str, Any]:
-    """Start the ranks, pass on SIGTERM by a stop file, and raise the error of the rank that failed first."""
+def train_in_ranks(job: Any, *, report: Callable[[int, float | None], None]) -> dict[str, Any]:
+    """Start the ranks under torchrun, pass on SIGTERM by a stop file, and raise the error of the rank that failed first."""
     state = job.state
     for leftover in [*state.glob("error-*.json"), state / "summary.json", state / "progress"]:
         leftover.unlink(missing_ok=True)
     write_json(state / "job.json", job.to_json())
-    ranks = work.section.numerics.world_size
+    ranks = job.section.numerics.world_size
     command = [sys.executable, "-m", "modalities.pretraining.launcher", str(ranks), str(state / "job.json")]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(work.section.numerics.threads_per_rank)}
-    report = _reporter(work)
+    environment = {**os.environ, "OMP_NUM_THREADS": str(job.section.numerics.threads_per_rank)}
     with _stop_file(state / "stop"), (state / "ranks.log").open("wb") as log:
         launcher = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
         try:

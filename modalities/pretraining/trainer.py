@@ -52,8 +52,8 @@ class Setting:
     piece_tokens: int
     state: Path
     """Where resume checkpoints, metrics and diagnostics live."""
-    boundary: Path
-    """Where the last checkpoint goes."""
+    boundary: Path | None
+    """Where the last checkpoint goes, if it is wanted."""
     previous: Path | None
     """Checkpoint to begin from, if no resume checkpoint is there."""
     stop: StopRequest
@@ -118,7 +118,8 @@ def train(setting: Setting) -> dict[str, Any]:
             if state.step == section.end_step or _due(state.step, runtime.validate_every):
                 validation = _validate(setting, state, clock, metrics)
         saver.finish()
-        checkpoint.save(setting.boundary, tensors(setting), _progress(setting, state))
+        if setting.boundary is not None:
+            checkpoint.save(setting.boundary, tensors(setting), _progress(setting, state))
     finally:
         saver.abandon()
         setting.steps.close()

@@ -48,7 +48,7 @@ def changed(before: Plan, after: Plan) -> set[str]:
 
 
 def test_every_node_of_the_table_is_in_the_plan_and_comes_after_what_it_reads() -> None:
-    got = resolve()
+    got = resolve(benchmarking={"settings": {"a": {}}})
     assert {i.node for i in got.instances.values()} == set(stages.NODES)
     seen: set[str] = set()
     for instance in got.instances.values():
