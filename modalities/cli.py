@@ -182,6 +182,13 @@ def _store(args: argparse.Namespace) -> int | None:
     return maintenance.command(args)
 
 
+def _archive_seeds(args: argparse.Namespace) -> None:
+    from modalities import archive
+
+    count = archive.write(args.store, args.target)
+    print(f"{args.target}: {count} entries; name it as `analysis.archive` in the config of a study with one seed")
+
+
 def _keys(args: argparse.Namespace) -> None:
     from modalities import keys
 
@@ -260,6 +267,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     show.add_argument("--step", type=int, required=True, help="step, counted from 0")
     show.add_argument("--arm", help="arm of a study; by default the first")
+    _add_archive(commands)
     _add_generate(commands)
     job = commands.add_parser("job", help="Make one instance or batch of a plan; what the Snakemake rules call.")
     job.add_argument("--plan", type=Path, required=True, help="plan file in results/plans")
@@ -322,6 +330,16 @@ def _add_store(commands: "Commands[argparse.ArgumentParser]") -> None:
     gc = verbs.add_parser("gc", help="remove what no kept run refers to")
     gc.add_argument("--yes", action="store_true", help="really remove; otherwise only say what would go")
     store.set_defaults(function=_store)
+
+
+def _add_archive(commands: "Commands[argparse.ArgumentParser]") -> None:
+    text = "Write what finished studies found of the variance over seeds, for studies with one seed."
+    archive = commands.add_parser("archive-seeds", help=text, description=text)
+    archive.add_argument("--store", type=Path, default=Path("results/store"), help="store folder (%(default)s)")
+    archive.add_argument(
+        "--target", type=Path, default=Path("results/seed-archive.json"), help="file to write (%(default)s)"
+    )
+    archive.set_defaults(function=_archive_seeds)
 
 
 def _add_generate(commands: "Commands[argparse.ArgumentParser]") -> None:

@@ -56,7 +56,7 @@ def _why(plan: Plan, instance: Instance, known: list[Manifest], found: Mapping[s
     nearest = min(same, key=lambda m: len(list(differences(m.section, section))))
     if nearest.version != version(instance.node):
         return f"stage version {nearest.version} -> {version(instance.node)}"
-    keys = [f"{path} {old!r} -> {new!r}" for path, old, new in differences(nearest.section, section)]
+    keys = [f"{path} {_short(old)} -> {_short(new)}" for path, old, new in differences(nearest.section, section)]
     if keys:
         return "changed: " + "; ".join(keys[:3]) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
     if dict(nearest.packages) != planning.packages(instance.node):
@@ -66,6 +66,11 @@ def _why(plan: Plan, instance: Instance, known: list[Manifest], found: Mapping[s
         return f"{new} of {len(instance.units)} units are new"
     reads = [plan.instances[i].name for i in instance.inputs.values() if found[i][0] == "run"]
     return f"reads {reads[0]}, which runs" if reads else "reads other instances than before"
+
+
+def _short(value: Any, most: int = 40) -> str:
+    text = repr(value)
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def differences(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
@@ -110,9 +115,7 @@ def as_text(plan: Plan) -> str:
         f"in the store; training {sums['device_hours_text']}"
     )
     if sums["saved_instances"]:
-        lines.append(
-            f"  shared between arms: {sums['saved_instances']} instances fewer than {len(plan.arms)} separate runs"
-        )
+        lines.append(f"  shared between arms: {_saving_text(plan, sums)}")
     lines.append("")
     width = max(len(i.name) for i in plan.instances.values())
     for instance in plan.instances.values():
@@ -124,6 +127,45 @@ def as_text(plan: Plan) -> str:
     return "\n".join(lines)
 
 
+def _saving_text(plan: Plan, sums: Mapping[str, Any]) -> str:
+    text = f"{sums['saved_instances']} instances fewer than {len(plan.arms)} separate runs"
+    if sums["saved_tokens"]:
+        hours = sums["saved_device_hours"]
+        measured = "" if hours is None else f" (about {hours:.2f} device-hours)"
+        text += f"; {sums['saved_tokens']:,} tokens{measured} are not trained on twice"
+    if sums["saved_seconds"] is not None:
+        text += f"; other shared stages took {sums['saved_seconds']:,.0f} s less, as measured"
+    return text
+
+
+def _training_tokens(plan: Plan) -> tuple[int, int]:
+    """Return tokens that are trained on, and those that separate runs would train on beside them."""
+    own = saved = 0
+    for instance in (i for i in plan.instances.values() if i.node == "pretraining"):
+        section = instance.section
+        steps = section["end_step"] - section["start_step"]
+        tokens = steps * section["global_batch_sequences"] * section["sequence_length"]
+        own += tokens
+        saved += tokens * (len(instance.arms) - 1)
+    return own, saved
+
+
+def _saved_seconds(plan: Plan) -> float | None:
+    """Return the time that separate runs would spend again on stages before training; None until all of it was measured."""
+    store, total = Store(plan.store), 0.0
+    for instance in plan.instances.values():
+        if len(instance.arms) < 2 or instance.node in ("pretraining", "reporting"):
+            continue
+        found = store.find(instance.node, instance.digest)
+        units = [store.find(instance.node, key, unit=True) for key in instance.units]
+        made = [found, *units]
+        if any(m is None for m in made):
+            return None
+        spent = sum(float(m.provenance.get("elapsed_seconds", 0.0)) for m in made if m is not None)
+        total += spent * (len(instance.arms) - 1)
+    return total
+
+
 def totals(plan: Plan) -> dict[str, Any]:
     """Return what a run costs: parameters, tokens and FLOPs per arm; bytes, inodes and device-hours of all."""
     files = {d["name"]: d["bytes"] for i in plan.instances.values() if i.node == "ingestion" for d in i.unit_data}
@@ -131,7 +173,7 @@ def totals(plan: Plan) -> dict[str, Any]:
     parameters = sum(t["parameters"] for t in plan.totals.values() if t)
     segments = sum(1 for i in plan.instances.values() if i.node == "pretraining")
     checkpoint = 12 * max((t["parameters"] for t in plan.totals.values() if t), default=0)
-    tokens = sum(t["tokens"] for t in plan.totals.values() if t)
+    tokens, saved = _training_tokens(plan)
     speed = _tokens_per_second(plan)
     hours = None if speed is None else tokens / speed / 3600
     return {
@@ -143,7 +185,11 @@ def totals(plan: Plan) -> dict[str, Any]:
         "device_hours_text": "time unknown until something was trained here"
         if hours is None
         else f"about {hours:.2f} h at the {speed:,.0f} tokens/s measured here",
-        "saved_instances": sum(len(i.arms) for i in plan.instances.values()) - len(plan.instances),
+        "tokens": tokens,
+        "saved_instances": sum(len(i.arms) - 1 for i in plan.instances.values() if i.node != "reporting"),
+        "saved_tokens": saved,
+        "saved_device_hours": None if speed is None else saved / speed / 3600,
+        "saved_seconds": _saved_seconds(plan),
     }
 
 

@@ -39,6 +39,18 @@ class Level:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Bar:
+    """A value with an interval, one row of a forest plot."""
+
+    name: str
+    value: float
+    low: float | None
+    high: float | None
+    note: str = ""
+    colour: int = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class _Axis:
     low: float
     high: float
@@ -188,6 +200,52 @@ def _levels(levels: Sequence[Level], y: _Axis) -> Markup:
         parts.append(_text(line, colour, LEFT, WIDTH - RIGHT, place, place))
         name = '<text class="levelname" text-anchor="end" x="{}" y="{:.2f}">{}</text>'
         parts.append(_text(name, right - 2, place - 4, level.name))
+    return Markup("").join(parts)
+
+
+ROW, NAMES, NOTES = 24, 150, 84
+
+
+def forest(bars: Sequence[Bar], *, title: str, x_label: str, margin: float) -> Markup:
+    """Draw values with intervals around zero, and the span within the margin."""
+    ends = [e for b in bars for e in (b.value, b.low, b.high) if e is not None]
+    low, high = _range([*ends, -margin, margin], log=False, from_zero=False)
+    height = TOP + ROW * len(bars) + BOTTOM
+    x = _Axis(low=low, high=high, start=NAMES, length=WIDTH - NAMES - NOTES)
+    bottom = height - BOTTOM
+    parts = [
+        _text(
+            '<rect class="margin" x="{:.2f}" width="{:.2f}" y="{}" height="{}"/>',
+            x.at(-margin),
+            x.at(margin) - x.at(-margin),
+            TOP,
+            bottom - TOP,
+        ),
+        _text('<line class="axis" x1="{:.2f}" x2="{:.2f}" y1="{}" y2="{}"/>', x.at(0), x.at(0), TOP, bottom),
+        _text('<line class="axis" x1="{}" x2="{}" y1="{}" y2="{}"/>', NAMES, WIDTH - NOTES, bottom, bottom),
+        _text('<text class="label" text-anchor="end" x="{}" y="{}">{}</text>', WIDTH - NOTES, height - 6, x_label),
+    ]
+    for tick in x.ticks():
+        template = '<text class="tick" text-anchor="middle" x="{:.2f}" y="{}">{}</text>'
+        parts.append(_text(template, x.at(tick), bottom + 17, short(tick)))
+    parts += [_forest_row(bar, x, TOP + ROW * (i + 0.5)) for i, bar in enumerate(bars)]
+    return Markup(
+        '<svg class="chart" role="img" aria-label="{}" viewBox="0 0 {} {}" xmlns="http://www.w3.org/2000/svg"><title>{}</title>{}</svg>'
+    ).format(title, WIDTH, height, title, Markup("").join(parts))
+
+
+def _forest_row(bar: Bar, x: _Axis, y: float) -> Markup:
+    name = bar.name if len(bar.name) <= 24 else f"{bar.name[:22]}.."
+    colour = bar.colour % NUM_COLOURS
+    parts = [
+        _text("<g><title>{}</title>", bar.name),
+        _text('<text class="label" text-anchor="end" x="{}" y="{:.2f}">{}</text>', NAMES - 8, y + 4, name),
+        _text('<text class="tick" x="{}" y="{:.2f}">{}</text>', WIDTH - NOTES + 8, y + 4, bar.note),
+    ]
+    if bar.low is not None and bar.high is not None:
+        line = '<line class="curve c{}" x1="{:.2f}" x2="{:.2f}" y1="{:.2f}" y2="{:.2f}"/>'
+        parts.append(_text(line, colour, x.at(bar.low), x.at(bar.high), y, y))
+    parts.append(_text('<circle class="dot c{}" cx="{:.2f}" cy="{:.2f}" r="4"/></g>', colour, x.at(bar.value), y))
     return Markup("").join(parts)
 
 

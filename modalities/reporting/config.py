@@ -6,12 +6,13 @@ margin or a title reruns the report alone.
 
 import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
-from modalities.config import key, plain
-from modalities.errors import Invalid
+from modalities.config import key, load, plain, read
+from modalities.errors import ConfigError, Invalid
 
-VERSIONS = {"reporting": 1}
+VERSIONS = {"reporting": 2}
 RESULT_PACKAGES: dict[str, tuple[str, ...]] = {"reporting": ("scipy",)}
 
 DEFAULT_MARGINS = {"bits_per_byte": 0.005, "accuracy": 0.01}
@@ -56,6 +57,11 @@ class AnalysisConfig:
     )
     spending: Literal["obrien_fleming", "pocock"] = key("obrien_fleming", help="How alpha is spent over planned looks.")
     pool_seeds: bool = key(True, help="Pool the variance over seeds of all arms where a test does not reject it.")
+    archive: Path | None = key(
+        None,
+        kind="runtime",
+        help="File of `modalities archive-seeds`: variance over seeds of earlier studies, shown where there is one seed.",
+    )
 
     def __post_init__(self) -> None:
         for name in ("alpha", "power"):
@@ -79,6 +85,35 @@ class AnalysisConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ArchivedSpread:
+    """What one earlier study found of one metric: the deviation of single runs over seeds, within arms."""
+
+    metric: str = key(help="Such as bits_per_byte.")
+    parameters: int = key(help="Of the model.")
+    tokens: int = key(help="Of one training.")
+    deviation: float = key(help="Standard deviation over seeds.")
+    df: int = key(help="Its degrees of freedom.")
+    run: str = key("", kind="runtime", help="Name of the study.")
+
+
+ARCHIVE_FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Archive:
+    """The file that `analysis.archive` names."""
+
+    format: int = key(help="Version of the file format.")
+    entries: tuple[ArchivedSpread, ...] = key(help="One per study and metric.")
+
+    def __post_init__(self) -> None:
+        if self.format != ARCHIVE_FORMAT:
+            raise Invalid(
+                "format", f"expected {ARCHIVE_FORMAT}, got {self.format}; make it with `modalities archive-seeds`"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ReportingSection:
     """What the report's node reads."""
 
@@ -89,6 +124,7 @@ class ReportingSection:
     )
     reporting: ReportingConfig = key(factory=ReportingConfig, help="How the page looks.")
     analysis: AnalysisConfig = key(factory=AnalysisConfig, help="How arms are compared.")
+    archive: tuple[ArchivedSpread, ...] = key((), neutral=(), help="The contents of `analysis.archive`.")
 
 
 def section(
@@ -101,4 +137,18 @@ def section(
 ) -> ReportingSection:
     """Return what the report of one run reads."""
     labels = {name: plain(label) for name, label in variants.items()}
-    return ReportingSection(run=run, config_yaml=config_yaml, variants=labels, reporting=config, analysis=analysis)
+    return ReportingSection(
+        run=run,
+        config_yaml=config_yaml,
+        variants=labels,
+        reporting=config,
+        analysis=analysis,
+        archive=() if analysis.archive is None else read_archive(analysis.archive),
+    )
+
+
+def read_archive(path: Path) -> tuple[ArchivedSpread, ...]:
+    """Read what `modalities archive-seeds` wrote."""
+    if not path.is_file():
+        raise ConfigError(f"analysis.archive: expected a file, got {path}; make it with `modalities archive-seeds`")
+    return load(Archive, read(path), "analysis.archive").entries

@@ -17,8 +17,10 @@ from modalities.reporting.scores import (
     read_samples,
     read_tasks,
 )
-from modalities.reporting.study import Study, read_study
+from modalities.reporting.study import Study, read_study, split_names
+from modalities.reporting.throughput import Throughput, read_throughput
 from modalities.reporting.training import Training, read_training
+from modalities.reporting.trust import Trust, read_trust
 from modalities.work import Upstream
 
 MOST_POINTS = 9_000
@@ -62,6 +64,8 @@ class Facts:
     heldout: tuple[Heldout, ...]
     baselines: Mapping[str, Mapping[str, float]]
     tasks: Mapping[str, tuple[Task, ...]]
+    trust: tuple[Trust, ...]
+    throughput: tuple[Throughput, ...]
     samples: Mapping[str, tuple[Sample, ...]]
     artefacts: tuple[Artefact, ...]
     study: Study | None
@@ -75,6 +79,8 @@ def read_facts(inputs: Mapping[str, Upstream], *, section: ReportingSection) -> 
     points = max(50, min(options.curve_points, MOST_POINTS // max(1, len(variants))))
     training = [t for v, own in variants.items() if (t := read_training(v, own, points=points)) is not None]
     heldout = [h for v, own in variants.items() if (h := read_heldout(v, own)) is not None]
+    tasks = {v: tuple(found) for v, own in variants.items() if (found := read_tasks(own))}
+    trust = read_trust(tasks, {v: arm for v, (arm, _) in split_names(list(variants)).items()})
     artefacts = read_artefacts(instances)
     clusters = first(instances, "deduplication.clusters")
     tokenizer, held = first(instances, "tokenization.tokenizer"), first(instances, "heldout")
@@ -89,10 +95,12 @@ def read_facts(inputs: Mapping[str, Upstream], *, section: ReportingSection) -> 
         training=tuple(training),
         heldout=tuple(heldout),
         baselines=read_baselines(instances),
-        tasks={v: tuple(found) for v, own in variants.items() if (found := read_tasks(own))},
+        tasks=tasks,
+        trust=tuple(trust),
+        throughput=read_throughput(instances),
         samples={v: tuple(texts) for v, own in variants.items() if (texts := read_samples(own))},
         artefacts=tuple(artefacts),
-        study=read_study(variants, section=section) if len(variants) > 1 else None,
+        study=read_study(variants, section=section, trust=trust) if len(variants) > 1 else None,
     )
 
 

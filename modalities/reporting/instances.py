@@ -21,6 +21,7 @@ NODES = (
     "tokenization",
     "tokenization.heldout",
     "packing",
+    "pretraining.benchmarking",
     "pretraining",
     "conversion",
     "evaluation",
@@ -94,3 +95,13 @@ def by_variant(instances: Sequence[Instance]) -> dict[str, list[Instance]]:
     for instance in instances:
         groups.setdefault(instance.variant, []).append(instance)
     return groups
+
+
+Groups = Mapping[str, Mapping[int, Sequence[Instance]]]
+"""Arm -> seed -> instances."""
+
+
+def last_evaluation(instances: Sequence[Instance], suite: str) -> Instance | None:
+    """Return the evaluation of a suite at the last step that has one."""
+    found = [i for i in pick(instances, "evaluation") if i.info.get("suite") == suite]
+    return found[-1] if found else None

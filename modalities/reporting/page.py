@@ -15,7 +15,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from modalities.reporting import charts
-from modalities.reporting.charts import Level, Line
+from modalities.reporting.charts import Bar, Level, Line
 from modalities.reporting.config import ReportingSection
 from modalities.reporting.facts import Facts
 from modalities.reporting.funnel import Funnel
@@ -78,8 +78,46 @@ def render(facts: Facts, *, section: ReportingSection) -> str:
         funnels=[(funnel, _funnel_panels(funnel)) for funnel in facts.funnels],
         unbalanced=[a for a in facts.artefacts if a.balanced is False],
         heldout_rows=heldout_rows(facts),
+        forests=_forests(facts, colours),
+        flow=flow(facts),
         links={a.key for a in facts.artefacts},
     )
+
+
+def _forests(facts: Facts, colours: Mapping[str, tuple[str, int]]) -> list[Panel]:
+    """One chart per confirmatory metric: each arm's difference with its interval, and the margin around zero."""
+    if facts.study is None:
+        return []
+    numbers = dict(colours.values())
+    panels = []
+    for metric in dict.fromkeys(v.metric for v in facts.study.verdicts if v.confirmatory):
+        rows = [v for v in facts.study.verdicts if v.metric == metric]
+        bars = [
+            Bar(name=v.arm, value=v.difference, low=v.low, high=v.high, note=v.outcome, colour=numbers[v.arm])
+            for v in rows
+        ]
+        title = f"Difference from {facts.study.baseline} in {metric}"
+        svg = charts.forest(
+            bars, title=title, x_label=f"{metric}, arm minus {facts.study.baseline}", margin=rows[0].margin
+        )
+        panels.append(Panel(title=title, svg=svg, note="intervals; the shaded span is the margin"))
+    return panels
+
+
+def flow(facts: Facts) -> list[dict[str, Any]]:
+    """Return the funnels side by side: per source and stage the documents that each arm keeps; empty without arms that differ."""
+    if facts.study is None or all(len(f.variants) == len(facts.variants) for f in facts.funnels):
+        return []
+    names = split_names(facts.variants)
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for funnel in facts.funnels:
+        for stage in funnel.stages:
+            row = rows.setdefault(
+                (funnel.source, stage.node), {"source": funnel.source, "node": stage.node, "arms": {}}
+            )
+            for arm in dict.fromkeys(names[v][0] for v in funnel.variants):
+                row["arms"][arm] = stage
+    return list(rows.values())
 
 
 def _hash(text: str) -> str:
@@ -100,11 +138,7 @@ def _colours(facts: Facts) -> dict[str, tuple[str, int]]:
 def _training_panels(facts: Facts, colours: Mapping[str, tuple[str, int]]) -> list[Panel]:
     panels = []
     for name, title, unit, scale in PANELS:
-        lines = [
-            Line(name=t.variant, curve=t.curves[name], colour=colours[t.variant][1])
-            for t in facts.training
-            if name in t.curves
-        ]
+        lines = _study_lines({t.variant: t.curves[name] for t in facts.training if name in t.curves}, colours)
         svg = charts.line_chart(lines, title=title, y_label=unit, log=scale == "log", from_zero=scale == "from zero")
         if svg is not None:
             panels.append(Panel(title=title, svg=svg, legend=_arm_legend(facts, colours)))

@@ -46,6 +46,8 @@ class Task:
     """Standard deviation of the last checkpoints around their trend; None with fewer than four."""
     trend: float | None
     """Spearman's correlation with the step, positive where the metric gets better; None with fewer than four checkpoints."""
+    gain: float | None
+    """Better by so much than at the first step it was run, positive where the metric gets better; None with one step."""
     above_chance: bool | None
     """Whether it lies two standard errors above chance; None where there is no chance level."""
     trusted: bool | None
@@ -89,8 +91,9 @@ def read_heldout(variant: str, instances: Sequence[Instance]) -> Heldout | None:
 
 def bits(info: Mapping[str, Any]) -> dict[str, float]:
     """Return bits per byte by source, and of all bytes together where there are several sources."""
-    found = {source: float(figures["bits_per_byte"]) for source, figures in info.get("sources", {}).items()}
-    if len(found) != 1 and "bits_per_byte" in info:
+    measured = {source: figures.get("bits_per_byte") for source, figures in info.get("sources", {}).items()}
+    found = {source: float(value) for source, value in measured.items() if value is not None}
+    if len(found) != 1 and info.get("bits_per_byte") is not None:
         found = {ALL: float(info["bits_per_byte"]), **found}
     return found
 
@@ -118,7 +121,8 @@ def _task(name: str, metric: str, runs: Sequence[tuple[Instance, Mapping[str, An
     mean, stderr, chance = float(figures["mean"]), _optional(figures, "stderr"), _optional(figures, "chance")
     steps, values = [float(i.info["step"]) for i, _ in runs], [float(f["mean"]) for _, f in runs]
     above = None if chance is None or stderr is None else mean - chance > 2 * stderr
-    trend = _trend(steps, values, better=-1.0 if metric == "bits_per_byte" else 1.0)
+    better = -1.0 if metric == "bits_per_byte" else 1.0
+    trend = _trend(steps, values, better=better)
     return Task(
         task=name,
         metric=metric,
@@ -130,6 +134,7 @@ def _task(name: str, metric: str, runs: Sequence[tuple[Instance, Mapping[str, An
         key=last.key,
         noise=late_noise(steps, values),
         trend=trend,
+        gain=better * (values[-1] - values[0]) if len(values) > 1 else None,
         above_chance=above,
         trusted=None if above is None and trend is None else above is not False and (trend is None or trend > 0),
     )

@@ -67,7 +67,7 @@ def read_training(variant: str, instances: Sequence[Instance], *, points: int) -
         validation=_validation(lines),
         elapsed_seconds=sum(float(p.get("elapsed_seconds", 0.0)) for p in provenance),
         cpu_seconds=sum(float(p.get("cpu_seconds", 0.0)) for p in provenance),
-        flops=_flops(last.info, tokens),
+        flops=training_flops(last.info),
         num_skipped=sum(1 for line in lines if line.get("skipped") is True),
         numerics=last.numerics,
     )
@@ -93,9 +93,9 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def _flops(info: Mapping[str, Any], tokens: float | None) -> float | None:
+def training_flops(info: Mapping[str, Any]) -> float | None:
     """Return forward and backward FLOPs of training; None where the architecture is not at hand."""
-    length = _number(info, "sequence_length")
+    tokens, length = _number(info, "tokens_seen", "tokens"), _number(info, "sequence_length")
     if tokens is None or length is None or not _mapping(info, "model"):
         return None
     try:

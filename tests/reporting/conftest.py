@@ -227,7 +227,7 @@ def add_training(
                 "step": end,
                 "tokens_per_second": 14_000.0,
             },
-            section={"tokens_per_step": 8192, "learning_rate": 0.003},
+            section={"global_batch_sequences": 64, "sequence_length": 128, "learning_rate": 0.003, "warmup_steps": 20},
             numerics={"device": "cpu", "world_size": 1},
             salt=variant,
         )
