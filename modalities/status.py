@@ -64,10 +64,10 @@ def _amount(p: dict[str, Any]) -> str:
 
 
 def _rate(p: dict[str, Any]) -> str:
-    elapsed = p["now"] - p["started"]
-    if elapsed <= 0 or p["done"] <= 0:
+    elapsed, made = p["now"] - p["started"], p["done"] - p["first"]
+    if elapsed <= 0 or made <= 0:
         return ""
-    rate = p["done"] / elapsed
+    rate = made / elapsed
     left = "" if not p["total"] else f", {duration((p['total'] - p['done']) / rate)} left"
     return f", {_number(rate)}/s{left}"
 

@@ -42,17 +42,23 @@ class Progress:
     def __init__(self, path: Path | None, label: str = "") -> None:
         self._path = path
         self._label = label
-        self._started = time.time()
+        self._started: float | None = None
+        self._first = 0.0
         self._next = 0.0
 
     def update(self, done: float, total: float | None = None, unit: str = "documents", **extra: Any) -> None:
-        """Report `done` of `total` `unit`s; `extra` is JSON that is shown as it is, such as loss."""
+        """Report `done` of `total` `unit`s; `extra` is JSON that is shown as it is, such as loss.
+
+        The first call says where the work starts: what was done before it, in an earlier process, is in no rate.
+        """
         now = time.time()
+        if self._started is None:
+            self._started, self._first = now, done
         if self._path is None or now < self._next:
             return
         self._next = now + 0.2
-        state = {"label": self._label, "done": done, "total": total, "unit": unit, "started": self._started, "now": now}
-        write_json(self._path, state | {"extra": extra})
+        state = {"label": self._label, "done": done, "total": total, "unit": unit, "now": now}
+        write_json(self._path, state | {"started": self._started, "first": self._first, "extra": extra})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
