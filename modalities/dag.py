@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from modalities import config as strict
 from modalities import cluster, links, resources
+from modalities import config as strict
 from modalities import plan as planning
 from modalities.errors import ConfigError
 from modalities.job import INVOCATION
@@ -123,6 +123,16 @@ class Dag:
             return resources.request_of(instance, self.site, threads=num_threads(instance), memory_mb=memory_mb)
 
         return resources.for_rule(node, self.plan, self.site, memory=self.memory(node), ask=ask)
+
+    def local_rules(self) -> list[str]:
+        """Return the rules whose jobs run beside Snakemake when others go to a cluster."""
+        nodes = self.site.local if self.site is not None else ()
+        for name in nodes:
+            if name not in NODES:
+                raise ConfigError(
+                    f"{os.environ[cluster.SITE]}: local: expected plan nodes ({', '.join(NODES)}), got {name!r}"
+                )
+        return [NODES[name].rule for name in nodes]
 
     @functools.cached_property
     def site(self) -> cluster.Site | None:

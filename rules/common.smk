@@ -11,6 +11,7 @@ from modalities.errors import ModalitiesError
 
 try:
     RUN = dag.open_dag(workflow)
+    workflow.localrules(*RUN.local_rules())
     if workflow.is_main_process:
         dag.prepare(RUN.plan)
 except ModalitiesError as error:
@@ -18,6 +19,7 @@ except ModalitiesError as error:
 
 
 JOB = f"{shlex.quote(sys.executable)} -m modalities job --plan {shlex.quote(str(RUN.path))}"
+AGAIN = f"{shlex.quote(sys.executable)} -m modalities.cluster"
 
 
 wildcard_constraints:

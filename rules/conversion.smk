@@ -12,7 +12,7 @@ rule conversion:
         "../environment.yml"
     threads: RUN.threads("conversion")
     resources:
-        mem_mb=RUN.memory("conversion"),
+        **RUN.resources("conversion"),
     params:
         job=JOB,
     shell:

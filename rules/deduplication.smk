@@ -12,7 +12,7 @@ rule deduplication_signatures:
         "../environment.yml"
     threads: RUN.threads("deduplication.signatures")
     resources:
-        mem_mb=RUN.memory("deduplication.signatures"),
+        **RUN.resources("deduplication.signatures"),
     params:
         job=JOB,
     shell:
@@ -33,7 +33,7 @@ rule deduplication_clusters:
         "../environment.yml"
     threads: RUN.threads("deduplication.clusters")
     resources:
-        mem_mb=RUN.memory("deduplication.clusters"),
+        **RUN.resources("deduplication.clusters"),
     params:
         job=JOB,
     shell:
@@ -54,7 +54,7 @@ rule deduplication:
         "../environment.yml"
     threads: RUN.threads("deduplication")
     resources:
-        mem_mb=RUN.memory("deduplication"),
+        **RUN.resources("deduplication"),
     params:
         job=JOB,
     shell:

@@ -12,7 +12,7 @@ rule evaluation:
         "../environment.yml"
     threads: RUN.threads("evaluation")
     resources:
-        mem_mb=RUN.memory("evaluation"),
+        **RUN.resources("evaluation"),
     params:
         job=JOB,
     shell:
@@ -33,7 +33,7 @@ rule evaluation_baselines:
         "../environment.yml"
     threads: RUN.threads("evaluation.baselines")
     resources:
-        mem_mb=RUN.memory("evaluation.baselines"),
+        **RUN.resources("evaluation.baselines"),
     params:
         job=JOB,
     shell:

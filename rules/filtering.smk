@@ -12,7 +12,7 @@ rule heldout:
         "../environment.yml"
     threads: RUN.threads("heldout")
     resources:
-        mem_mb=RUN.memory("heldout"),
+        **RUN.resources("heldout"),
     params:
         job=JOB,
     shell:
@@ -33,7 +33,7 @@ rule filtering_scores:
         "../environment.yml"
     threads: RUN.threads("filtering.scores")
     resources:
-        mem_mb=RUN.memory("filtering.scores"),
+        **RUN.resources("filtering.scores"),
     params:
         job=JOB,
     shell:
@@ -54,7 +54,7 @@ rule filtering:
         "../environment.yml"
     threads: RUN.threads("filtering")
     resources:
-        mem_mb=RUN.memory("filtering"),
+        **RUN.resources("filtering"),
     params:
         job=JOB,
     shell:

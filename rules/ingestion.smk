@@ -12,7 +12,7 @@ rule ingestion:
         "../environment.yml"
     threads: RUN.threads("ingestion")
     resources:
-        mem_mb=RUN.memory("ingestion"),
+        **RUN.resources("ingestion"),
     params:
         job=JOB,
     shell:

@@ -12,7 +12,7 @@ rule packing:
         "../environment.yml"
     threads: RUN.threads("packing")
     resources:
-        mem_mb=RUN.memory("packing"),
+        **RUN.resources("packing"),
     params:
         job=JOB,
     shell:

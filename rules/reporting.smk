@@ -12,7 +12,7 @@ rule reporting:
         "../environment.yml"
     threads: RUN.threads("reporting")
     resources:
-        mem_mb=RUN.memory("reporting"),
+        **RUN.resources("reporting"),
     params:
         job=JOB,
     shell:

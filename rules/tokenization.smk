@@ -12,7 +12,7 @@ rule tokenization_tokenizer:
         "../environment.yml"
     threads: RUN.threads("tokenization.tokenizer")
     resources:
-        mem_mb=RUN.memory("tokenization.tokenizer"),
+        **RUN.resources("tokenization.tokenizer"),
     params:
         job=JOB,
     shell:
@@ -33,7 +33,7 @@ rule tokenization:
         "../environment.yml"
     threads: RUN.threads("tokenization")
     resources:
-        mem_mb=RUN.memory("tokenization"),
+        **RUN.resources("tokenization"),
     params:
         job=JOB,
     shell:
@@ -54,7 +54,7 @@ rule tokenization_heldout:
         "../environment.yml"
     threads: RUN.threads("tokenization.heldout")
     resources:
-        mem_mb=RUN.memory("tokenization.heldout"),
+        **RUN.resources("tokenization.heldout"),
     params:
         job=JOB,
     shell:

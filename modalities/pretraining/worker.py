@@ -13,6 +13,7 @@ def main() -> int:
     die_with_parent()
     path = Path(sys.argv[1])
     rank = int(os.environ["RANK"])
+    _write_to(path.parent / f"rank-{rank}.log")
     from modalities.pretraining import rank as ranks
 
     job = ranks.read_job(path)
@@ -33,6 +34,13 @@ def main() -> int:
         dist.barrier()
         dist.destroy_process_group()
     return 0
+
+
+def _write_to(log: Path) -> None:
+    """Send what this rank prints to a log of its own."""
+    with log.open("ab", buffering=0) as file:
+        os.dup2(file.fileno(), sys.stdout.fileno())
+        os.dup2(file.fileno(), sys.stderr.fileno())
 
 
 if __name__ == "__main__":
