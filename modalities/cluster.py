@@ -63,6 +63,9 @@ class Site:
         help="Plan nodes whose jobs run beside Snakemake, as each Slurm job costs about 10 s.",
         kind="runtime",
     )
+    environment: dict[str, str] = key(
+        factory=dict, help="Variables for every job, unless they are set where the run is started.", kind="runtime"
+    )
     signal_seconds: int = key(
         120, help="Time before the limit at which training is told to save and to queue again.", kind="runtime"
     )

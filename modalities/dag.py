@@ -213,6 +213,8 @@ def _find_site(plan: Plan) -> None:
     site = None if profile is None else cluster.load_site(profile)
     if profile is not None and site is not None:
         os.environ[cluster.SITE] = str(profile / cluster.NAME)
+        for name, value in site.environment.items():
+            os.environ.setdefault(name, value)
         resources.check(plan, site, num_threads)
 
 
