@@ -1,6 +1,6 @@
 # Compiled loops: numba infers types, takes arguments by position, and pays for every call between long loops.
 # mypy: disable-error-code="no-untyped-def,no-untyped-call"
-# ruff: noqa: PLR0911, PLR0912, PLR0915, PLR0917, PLR1714, SIM102, SIM110
+# ruff: noqa: PLR0912, PLR0915, PLR1714, SIM102, SIM110
 """Compiled loops of filtering, over UTF-8 bytes as Arrow keeps them.
 
 Import through `compiled.kernels`, which first says where compiled code is cached. All counts are of Unicode characters, all
@@ -63,6 +63,20 @@ def count_characters(buf, offsets, out):
             if (buf[i] & 0xC0) != 0x80:
                 n += 1
         out[d] = n
+
+
+@compiled
+def letter_codes(letters, lengths, out):
+    """Write per word a polynomial hash of its letters, so that hashes of joined words follow from those of words, and the
+    power of the base that its length stands for."""
+    i = 0
+    for w in range(len(lengths)):
+        code, power = np.uint64(0), np.uint64(1)
+        for _ in range(lengths[w]):
+            code = code * TOKEN_BASE + np.uint64(letters[i]) + np.uint64(1)
+            power *= TOKEN_BASE
+            i += 1
+        out[0, w], out[1, w] = code, power
 
 
 @compiled

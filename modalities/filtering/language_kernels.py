@@ -1,6 +1,6 @@
 # Compiled loops: numba infers types, takes arguments by position, and pays for every call between long loops.
 # mypy: disable-error-code="no-untyped-def,no-untyped-call"
-# ruff: noqa: PLR0912, PLR0917
+# ruff: noqa: PLR0912
 """Compiled loops of language identification. Arithmetic in single precision and in fastText's order, so that scores agree."""
 
 import numpy as np

@@ -20,6 +20,7 @@ import numpy as np
 import xxhash
 
 from modalities.filtering import compiled
+from modalities.filtering.words import Words
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ATTRIBUTES = ("words", "quality_words", "quality_characters", "alpha_words", "hashes", "ellipses")
@@ -28,7 +29,9 @@ BULLET, ELLIPSIS_END, FRAGILE, ODD = 1, 2, 4, 8
 FORMAT = 1
 _STEP = 4000
 _WINDOW = 8
-_MASK = (1 << 64) - 1
+_PLAIN = re.compile(r'[("]?[^\W_]+[,;:.)"]?')
+"""Chunks that need no look at their signs."""
+_ASCII_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 
 
 class Growing:
@@ -78,114 +81,6 @@ class Encoded:
     def doc_chunks(self) -> Array:
         """First chunk of each document, and the end."""
         return self.lines[self.doc_lines]
-
-
-class Words:
-    """spaCy's blank tokenizer of one language, its view of tokens, and which special cases act across words."""
-
-    def __init__(self, language: str) -> None:
-        import spacy
-        from datatrove.utils.word_tokenizers import SpaCyTokenizer, load_word_tokenizer
-        from spacy.lang.lex_attrs import is_punct
-
-        tokenizer = load_word_tokenizer(language)
-        assert type(tokenizer) is SpaCyTokenizer
-        self.punctuation_marks = frozenset(tokenizer.tokenizer.get_pipe("sentencizer").punct_chars)
-        self.is_punct = is_punct
-        self._nlp = spacy.blank(tokenizer.language)
-        # Only token texts are asked for: without attributes a new chunk costs a third less.
-        self._nlp.vocab.lex_attr_getters.clear()  # type: ignore[attr-defined]
-        self._unmatched = _without_last_pass(self._nlp)
-        self._special = _acting_special_cases(self._nlp)
-
-    def split(self, chunks: list[str]) -> tuple[list[list[str]], list[bool]]:
-        """Return the words of each chunk, and whether spaCy's last pass acted on it."""
-        with self._nlp.memory_zone():
-            parts = _parts(self._nlp.tokenizer("\n".join(chunks)), len(chunks))
-        fragile = [False] * len(chunks)
-        suspects = [i for i, chunk in enumerate(chunks) if (m := self._special.search(chunk)) and m.group() != chunk]
-        if suspects:
-            with self._nlp.memory_zone():
-                plain = _parts(self._unmatched("\n".join(chunks[i] for i in suspects)), len(suspects))
-            for i, words in zip(suspects, plain, strict=True):
-                fragile[i] = words != parts[i]
-        return parts, fragile
-
-
-def _parts(document: Any, expected: int) -> list[list[str]]:
-    parts: list[list[str]] = [[]]
-    for text in [token.text for token in document]:
-        if text == "\n":
-            parts.append([])
-        elif word := text.strip():
-            parts[-1].append(word)
-    assert len(parts) == expected, (len(parts), expected)
-    return parts
-
-
-class _Switch:
-    """Hides affixes from spaCy while special cases are loaded, so that its last pass has nothing to look for."""
-
-    def __init__(self) -> None:
-        self.on = False
-
-    def wrap(self, function: Any, nothing: Any) -> Any:
-        return lambda text: function(text) if self.on else nothing
-
-
-def _without_last_pass(nlp: Any) -> Any:
-    from spacy.tokenizer import Tokenizer  # type: ignore[import-not-found]
-
-    own, switch = nlp.tokenizer, _Switch()
-    tokenizer = Tokenizer(
-        nlp.vocab,
-        {chunk: rule for chunk, rule in own.rules.items() if " " not in chunk},
-        switch.wrap(own.prefix_search, None),
-        switch.wrap(own.suffix_search, None),
-        switch.wrap(own.infix_finditer, ()),
-        own.token_match,
-        own.url_match,
-    )
-    switch.on = True
-    return tokenizer
-
-
-def _acting_special_cases(nlp: Any) -> re.Pattern[str]:
-    """Return a pattern for special cases that the last pass looks for and that differ from what it finds."""
-    from spacy.symbols import ORTH  # type: ignore[import-not-found]
-    from spacy.tokenizer import Tokenizer
-
-    own = nlp.tokenizer
-    plain = Tokenizer(
-        nlp.vocab, None, own.prefix_search, own.suffix_search, own.infix_finditer, own.token_match, own.url_match
-    )
-    acting = [
-        chunk
-        for chunk, rule in own.rules.items()
-        if chunk.strip()
-        and (own.find_prefix(chunk) or own.find_suffix(chunk) or own.find_infix(chunk))
-        and [token.text for token in plain(chunk)] != [part[ORTH] for part in rule]
-    ]
-    return re.compile("|".join(map(re.escape, sorted(acting, key=len, reverse=True))) or r"(?!)")
-
-
-def covers(language: str) -> bool:
-    """Return whether the memo gives this language's words: spaCy's own rule-based tokenizer is assigned to it."""
-    import spacy
-    from datatrove.utils.word_tokenizers import SpaCyTokenizer, load_word_tokenizer
-    from spacy.tokenizer import Tokenizer
-
-    try:
-        tokenizer = load_word_tokenizer(language)
-    except (ValueError, ImportError):
-        return False
-    if (
-        type(tokenizer) is not SpaCyTokenizer
-        or tokenizer.config is not None
-        or tokenizer.language in ("ko", "th", "vi")
-    ):
-        return False
-    return type(spacy.blank(tokenizer.language).tokenizer) is Tokenizer
 
 
 class Vocabulary:
@@ -249,8 +144,9 @@ class Vocabulary:
             buf, offsets, self._blob.values, self._blob_offsets.values, self.keys, self.ids,
             chunks, gaps, lines, spans, tails, doc_lines, new,
         )  # fmt: skip
+        whole = buf.tobytes() if num_new else b""
         for start in range(0, num_new, _STEP):
-            self._learn([bytes(buf[a:b]) for a, b in new[start : min(start + _STEP, num_new)].tolist()])
+            self._learn([whole[a:b] for a, b in new[start : min(start + _STEP, num_new)].tolist()])
         characters = np.empty(documents, np.int64)
         self.kernels.count_characters(buf, offsets, characters)
         return Encoded(
@@ -324,23 +220,24 @@ class Vocabulary:
     def _learn(self, raw: list[bytes]) -> None:
         """Append chunks; in the order of their ids."""
         self.asked += len(raw)
-        chunks = [chunk.decode("utf-8") for chunk in raw]
+        chunks = b"\n".join(raw).decode("utf-8").split("\n")
         parts, fragile = self.words.split(chunks)
-        ids = [[self._token(word) for word in words] for words in parts]
-        flat = np.array([t for part in ids for t in part], np.int32)
-        bounds = np.zeros(len(ids) + 1, np.int64)
-        np.cumsum([len(part) for part in ids], out=bounds[1:])
+        self._learn_tokens([word for words in parts for word in words])
+        flat = np.array([self._token_ids[word] for words in parts for word in words], np.int32)
+        bounds = np.zeros(len(parts) + 1, np.int64)
+        np.cumsum([len(part) for part in parts], out=bounds[1:])
         sums = np.zeros((len(flat) + 1, 4), np.int64)
         np.cumsum(self._token_attributes.values[flat], axis=0, out=sums[1:])
         attributes = np.zeros((len(chunks), 6), np.int32)
         attributes[:, :4] = sums[bounds[1:]] - sums[bounds[:-1]]
-        flags = np.zeros(len(chunks), np.uint8)
+        flags = FRAGILE * np.array(fragile, np.uint8)
         for i, chunk in enumerate(chunks):
+            if _PLAIN.fullmatch(chunk):
+                continue
             attributes[i, 4] = chunk.count("#")
-            if "…" in chunk or "..." in chunk:
-                attributes[i, 5] = chunk.count("...") + chunk.count("…")
-                flags[i] |= ELLIPSIS_END * chunk.endswith(("...", "…"))
-            flags[i] |= BULLET * (chunk[0] in "•-") | FRAGILE * fragile[i] | ODD * ("IS_ALPHA" in chunk)
+            attributes[i, 5] = chunk.count("...") + chunk.count("\u2026")
+            flags[i] |= ELLIPSIS_END * chunk.endswith(("...", "\u2026"))
+            flags[i] |= BULLET * (chunk[0] in "\u2022-") | ODD * ("IS_ALPHA" in chunk)
         lengths = [len(chunk) for chunk in chunks]
         self._append(raw, lengths=lengths, attributes=attributes, flags=flags, bounds=bounds, tokens=flat)
 
@@ -355,25 +252,28 @@ class Vocabulary:
         self._token_offsets.extend(bounds[1:] + self._chunk_tokens.size)
         self._chunk_tokens.extend(tokens)
 
-    def _token(self, word: str) -> int:
-        found = self._token_ids.get(word)
-        if found is not None:
-            return found
+    def _learn_tokens(self, words: list[str]) -> None:
+        """Append the words that are new, in order."""
         from datatrove.utils.text import PUNCTUATION_SET
 
-        index = self._token_ids[word] = len(self._token_ids)
-        code, power, base = 0, 1, 0x9E3779B97F4A7C15
-        for character in word:
-            code, power = (code * base + ord(character) + 1) & _MASK, (power * base) & _MASK
-        symbol = all(character in PUNCTUATION_SET for character in word)
-        alpha = any(map(str.isalpha, word))
-        self._token_length.extend([len(word)])
-        self._token_hash.extend(np.array([code], np.uint64))
-        self._token_power.extend(np.array([power], np.uint64))
-        sentence_end = word in self.words.punctuation_marks
-        self._token_class.extend([1 if sentence_end else 0 if self.words.is_punct(word) else 2])
-        self._token_attributes.extend([(1, 0 if symbol else 1, 0 if symbol else len(word), int(alpha))])
-        return index
+        new = [word for word in dict.fromkeys(words) if word not in self._token_ids]
+        self._token_ids.update(zip(new, range(len(self._token_ids), len(self._token_ids) + len(new)), strict=True))
+        lengths = np.array([len(word) for word in new], np.int64)
+        codes = np.empty((2, len(new)), np.uint64)
+        letters = np.frombuffer(bytearray("".join(new).encode("utf-32-le", "surrogatepass")), np.uint32)
+        self.kernels.letter_codes(letters, lengths, codes)
+        marks, is_punct = self.words.punctuation_marks, self.words.is_punct
+        alpha = np.array([word.isalpha() or any(map(str.isalpha, word)) for word in new], np.bool_)
+        symbol = np.array([c not in _ASCII_LETTERS and PUNCTUATION_SET.issuperset(w) for w in new for c in w[:1]], bool)
+        classes = [
+            1 if word in marks else 2 if letter or not is_punct(word) else 0
+            for word, letter in zip(new, alpha.tolist(), strict=True)
+        ]
+        self._token_length.extend(lengths)
+        self._token_hash.extend(codes[0])
+        self._token_power.extend(codes[1])
+        self._token_class.extend(classes)
+        self._token_attributes.extend(np.stack([np.ones(len(new)), ~symbol, ~symbol * lengths, alpha], axis=1))
 
     # --- the cache on disk: in no digest, may vanish ------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from modalities.documents import GroupReader, GroupWriter
-from modalities.filtering import compiled, language, measures, memo, own, reference, rewriting
+from modalities.filtering import compiled, language, measures, own, reference, rewriting, words
 from modalities.filtering.config import ScoresSection
 from modalities.filtering.measures import Columns
 from modalities.filtering.memo import Array, Encoded, Vocabulary
@@ -66,7 +66,7 @@ def resolve_backend(section: ScoresSection) -> str:
     """Return memo or datatrove; `auto` takes the memo wherever it gives datatrove's words."""
     if section.backend != "auto":
         return section.backend
-    return "memo" if memo.covers(section.words) else "datatrove"
+    return "memo" if words.covers(section.words) else "datatrove"
 
 
 def schema(section: ScoresSection) -> pa.Schema:
