@@ -292,7 +292,7 @@ def test_without_a_measurement_there_is_no_fragment(fake_run: Callable[..., Any]
 
 def test_a_study_of_24_arms_stays_below_5_mb(fake_run: Callable[..., Any], report: Callable[..., Any]) -> None:
     arms = {f"recipe=variant-{i},learning_rate={i}e-3": 0.001 * i for i in range(24)}
-    made = fake_run(arms=arms, seeds=(1, 2, 3), documents=40)
+    made = fake_run(arms=arms, seeds=(1, 2), documents=40)
     folder, result = report(made.inputs)
     assert len({v["arm"] for v in result.info["verdicts"]}) == 23
     assert (folder / "report.html").stat().st_size < 5_000_000
