@@ -45,17 +45,24 @@ def _start(environment: Mapping[str, str]) -> str | None:
 
 
 @pytest.fixture(scope="session")
-def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """A running Slurm with accounting; the environment that finds it. Skips on a laptop without Slurm, fails in CI."""
-    known = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "MODALITIES_"))}
-    environment = {**known, "SLURM_UP_DIR": str(tmp_path_factory.mktemp("slurm"))}
+def slurm() -> Iterator[dict[str, str]]:
+    """A running Slurm with accounting; the environment that finds it. Skips on a laptop without Slurm, fails in CI.
+
+    One that slurm-up started before is used, and left running.
+    """
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "MODALITIES_"))}
+    ping = (
+        shutil.which("scontrol") is not None
+        and subprocess.run(["scontrol", "ping"], env=environment, capture_output=True, check=False).returncode == 0
+    )
     problem = _start(environment)
     if problem is not None:
         if os.environ.get("CI") == "true":
             pytest.fail(problem)
         pytest.skip(problem)
     yield environment
-    subprocess.run([SLURM_UP, "stop"], env=environment, capture_output=True, timeout=120, check=False)
+    if not ping:
+        subprocess.run([SLURM_UP, "stop"], env=environment, capture_output=True, timeout=120, check=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,10 +114,15 @@ class Project:
 
     def jobs(self) -> list[dict[str, str]]:
         """Return what accounting knows of the jobs of this project: id, nodes, state, and the comment that names the rule."""
-        shown = self.ask("sacct", "-X", "-n", "-P", "-o", "JobID,NNodes,State,Restarts,Comment,WorkDir")
-        names = ("id", "nodes", "state", "restarts", "comment", "folder")
+        shown = self.ask("sacct", "-X", "-n", "-P", "-o", "JobID,NNodes,State,Comment,WorkDir")
+        names = ("id", "nodes", "state", "comment", "folder")
         found = [dict(zip(names, line.split("|"), strict=True)) for line in shown.splitlines()]
         return [job for job in found if job["folder"] == str(self.path)]
+
+    def restarts(self, job: str) -> int:
+        """Return how often Slurm started a job again."""
+        shown = self.ask("scontrol", "show", "job", job, "-o").split()
+        return next(int(word.partition("=")[2]) for word in shown if word.startswith("Restarts="))
 
     def manifests(self) -> dict[str, dict[str, Any]]:
         """Return the manifests of all instances, by label."""
