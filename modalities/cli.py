@@ -34,7 +34,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:2] == ["packing", "show"]:
         words[:2] = ["show-step"]
-    args = _parser().parse_args(words)
+    # argparse would give everything behind the config to snakemake, and with it --set.
+    own = words[: words.index("--")] if "--" in words and words[:1] == ["run"] else words
+    args = _parser().parse_args(own)
+    if args.command == "run":
+        args.snakemake = words[len(own) + 1 :]
     level = logging.WARNING if args.command in ("check", "plan", "config") else logging.INFO
     logging.basicConfig(level=level, stream=sys.stdout, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     try:
@@ -217,6 +221,14 @@ def _generate(args: argparse.Namespace) -> None:
     print(args.prompt + found[0])
 
 
+def _import_pbin(args: argparse.Namespace) -> None:
+    from modalities.tokenization.pbin import import_pbin
+
+    args.target.parent.mkdir(parents=True, exist_ok=True)
+    made = import_pbin(args.source, args.target, repair=args.repair)
+    print(f"{args.target}.bin, .idx, .json: {made.documents:,} documents, {made.tokens:,} tokens ({made.dtype})")
+
+
 def _show(args: argparse.Namespace) -> None:
     from modalities import export
     from modalities import plan as planning
@@ -269,6 +281,7 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("--arm", help="arm of a study; by default the first")
     _add_archive(commands)
     _add_generate(commands)
+    _add_import_pbin(commands)
     job = commands.add_parser("job", help="Make one instance or batch of a plan; what the Snakemake rules call.")
     job.add_argument("--plan", type=Path, required=True, help="plan file in results/plans")
     job.add_argument("--node", required=True, choices=list(NODES), metavar="NODE", help="node of the plan")
@@ -300,7 +313,7 @@ def _add_run(commands: "Commands[argparse.ArgumentParser]") -> None:
     run.add_argument("--dry-run", "-n", action="store_true", help="only show what would run")
     run.add_argument("--cores", help="cores to use (all)")
     run.add_argument("--workflow-profile", type=Path, help="profile folder, such as profiles/slurm")
-    run.add_argument("snakemake", nargs=argparse.REMAINDER, help="after --: arguments for snakemake")
+    run.epilog = "After -- come arguments for snakemake."
 
 
 def _add_stage(commands: "Commands[argparse.ArgumentParser]", stage: str) -> None:
@@ -355,6 +368,19 @@ def _add_generate(commands: "Commands[argparse.ArgumentParser]") -> None:
     generate.add_argument("--top-p", type=float, help="sample among the tokens that together have this probability")
     generate.add_argument("--seed", type=int, default=0, help="seed of the sampling (%(default)s)")
     generate.set_defaults(function=_generate)
+
+
+def _add_import_pbin(commands: "Commands[argparse.ArgumentParser]") -> None:
+    text = "Write a packed file of the package Modalities as a Megatron token shard."
+    pbin = commands.add_parser("import-pbin", help=text, description=text)
+    pbin.add_argument("source", type=Path, help="the .pbin file; its index is checked, and never unpickled")
+    pbin.add_argument("target", type=Path, help="the shard without suffix, such as shards/web for shards/web.bin")
+    pbin.add_argument(
+        "--repair",
+        action="store_true",
+        help="place documents by their lengths: for files with the merge's wrong offsets",
+    )
+    pbin.set_defaults(function=_import_pbin)
 
 
 if __name__ == "__main__":

@@ -469,7 +469,9 @@ def _model(run: RunConfig) -> Iterator[Spec]:
     shared = {"heldout": ("heldout", ""), "tokenizer": ("tokenization.tokenizer", "")}
     by_end: dict[int, tuple[str, str]] = {}
     previous: tuple[str, str] | None = None
+    planned = pretraining_config.total_steps(run.pretraining, length)
     for segment in pretraining_config.segments(run.pretraining, length):
+        segment = dataclasses.replace(segment, max_epochs=run.packing.max_epochs, planned_steps=planned)
         here = ("pretraining", f"{segment.start_step}-{segment.end_step}")
         reads = {"packing": ("packing", "")} | _shards(run) | shared | {"validation": ("tokenization.heldout", "")}
         if previous is not None:

@@ -4,7 +4,8 @@
 data seed alone, so resuming is asking for the next slots: there is no state to save. With B rows of T inputs:
 
     tokens     [B, T + 1] int32   inputs are [:, :-1], targets [:, 1:]; padding is 0
-    loss_mask  [B, T]     bool    whether the target counts: False for padding and where the shard's mask says so
+    loss_mask  [B, T]     bool    whether the target counts: False for padding, where the shard's mask says so and, without
+                                  `cross_documents`, for the first token of a document
     starts     [N + 1]    int32   where documents start in the B * T inputs laid flat, and the end (cu_seqlens)
     sources    [B]        int64   number of the row's source in `source_names`
     positions, documents  [B, T]  int32: position within the document; number of the document in its row. Made on demand.
@@ -108,8 +109,11 @@ class _Open:
 class SequenceReader:
     """Random access to sequences by slot. Not for use by several threads at once; `Prefetcher` gives it one of its own."""
 
-    def __init__(self, index: merged.Index, units: Iterable[UnitFiles], *, data_seed: int) -> None:
+    def __init__(
+        self, index: merged.Index, units: Iterable[UnitFiles], *, data_seed: int, cross_documents: bool = True
+    ) -> None:
         self.index = index
+        self._cross_documents = cross_documents
         self.data_seed = data_seed
         self.order = index.order()
         self.source_names = self.order.sources
@@ -123,10 +127,19 @@ class SequenceReader:
         self._max_open = max(1, min(_MAX_OPEN_SHARDS, soft_limit // (2 * _FILES_PER_SHARD)))
 
     @classmethod
-    def open(cls, packing: Upstream, tokenization: Mapping[str, Upstream], *, data_seed: int) -> Self:
+    def open(
+        cls,
+        packing: Upstream,
+        tokenization: Mapping[str, Upstream],
+        *,
+        data_seed: int,
+        cross_documents: bool = True,
+    ) -> Self:
         """Open a packed data set: the instance `packing` and, for each source, the instance of its token shards.
 
-        Both with their units. Raises `StoreError` if they do not belong together.
+        Both with their units. Raises `StoreError` if they do not belong together. `cross_documents`: whether the first token of
+        a document counts as the target of what stands before it; False where attention is masked by document, as the model
+        then cannot tell it from anything.
         """
         index = merged.read(packing.folder)
         units: list[UnitFiles] = []
@@ -148,7 +161,7 @@ class SequenceReader:
                 )
                 for shard, unit in zip(shards, made, strict=True)
             )
-        return cls(index, units, data_seed=data_seed)
+        return cls(index, units, data_seed=data_seed, cross_documents=cross_documents)
 
     def batch(self, first: int, last: int, *, rank: int = 0, ranks: int = 1) -> Batch:
         """Return the slots `[first, last)`, or the part of one of `ranks` ranks: consecutive, as even as it goes."""
@@ -166,6 +179,8 @@ class SequenceReader:
         padded = np.flatnonzero(row_sizes < width)
         target[padded] = np.arange(width) < row_sizes[padded, None]
         self._copy_masks(runs, target.reshape(-1))
+        if not self._cross_documents:
+            target[rows, columns] = False
         return Batch(
             tokens=self._copy_tokens(runs, units, padded, width),
             loss_mask=target[:, 1:],
@@ -241,7 +256,9 @@ class SequenceReader:
 
     def _copy_masks(self, runs: Ints, target: Array) -> None:
         masked = [number for number in np.unique(runs[:, 0]).tolist() if self._open(number).mask is not None]
-        for number, begin, end, place, place_end in runs[np.isin(runs[:, 0], masked)].tolist() if masked else []:
+        if not masked:
+            return
+        for number, begin, end, place, place_end in runs[np.isin(runs[:, 0], masked)].tolist():
             mask = self._open(number).mask
             assert mask is not None
             target[place:place_end] = mask[begin:end]

@@ -15,7 +15,7 @@ from modalities.errors import ConfigError, Invalid
 from modalities.models import architectures
 from modalities.models.llama_config import PRESETS, LlamaConfig, ModelConfig
 
-VERSIONS = {"pretraining": 1, "pretraining.benchmarking": 1}
+VERSIONS = {"pretraining": 2, "pretraining.benchmarking": 1}
 
 DecayShape = Literal["linear", "cosine", "minus_sqrt"]
 
@@ -274,6 +274,8 @@ class SegmentSection:
     nonfinite: Literal["stop", "skip"] = key("stop", help="What a value that is not finite does.", neutral="stop")
     numerics: NumericsConfig = key(factory=NumericsConfig, help="Ranks, layout, precision.", kind="numerics")
     runtime: RuntimeConfig = key(factory=RuntimeConfig, help="Logging and resume checkpoints.", kind="runtime")
+    max_epochs: float | None = key(None, kind="runtime", help="packing.max_epochs, checked before the first step.")
+    planned_steps: int | None = key(None, kind="runtime", help="Length of the whole training, for that check.")
 
     @property
     def tokens_per_step(self) -> int:

@@ -149,16 +149,25 @@ def _reader(job: Job, model: LlamaConfig) -> Reader:
 
 
 def open_reader(inputs: Mapping[str, Upstream], section: SegmentSection) -> Reader:
-    """Open the packing's order of sequences over the token shards of all sources."""
+    """Open the packing's order of sequences over the token shards of all sources.
+
+    Raises `ConfigError` where the whole training reads a source more often than `max_epochs`: packing checked the budget of the
+    run that made it, which a longer training reuses.
+    """
+    from modalities.packing.index import check_budget
     from modalities.packing.reader import SequenceReader
 
     shards = {role.partition(":")[2]: up for role, up in inputs.items() if role.startswith("tokenization:")}
-    opened = SequenceReader.open(inputs["packing"], shards, data_seed=section.data_seed)
+    opened = SequenceReader.open(
+        inputs["packing"], shards, data_seed=section.data_seed, cross_documents=not section.document_mask
+    )
     if opened.index.sequence_length != section.sequence_length:
         raise StoreError(
             f"{inputs['packing'].folder}: expected sequences of {section.sequence_length} tokens, got "
             f"{opened.index.sequence_length}; run packing with the same packing.sequence_length"
         )
+    steps = max(section.end_step, section.planned_steps or 0)
+    check_budget(opened.index, sequences=steps * section.global_batch_sequences, max_epochs=section.max_epochs)
     return opened
 
 

@@ -44,6 +44,8 @@ def import_pbin(path: Path, out: Path, *, repair: bool = False, tokenizer: str |
 
 def read_pbin(path: Path, *, repair: bool = False) -> tuple[Array, Array]:
     """Return the mapped ids and the int64 lengths of the documents, in tokens."""
+    if not path.is_file():
+        raise InputError(f"{path}: expected a packed file, got nothing there; mend the path")
     size = path.stat().st_size
     with path.open("rb") as file:
         header = file.read(HEADER.size)

@@ -5,6 +5,7 @@ unit holds conversations, `tokens.mask`. Every kept document is in it, an empty 
 conversations that the chat template refuses are dropped by reason.
 """
 
+import collections
 import dataclasses
 import logging
 from collections.abc import Iterator, Mapping
@@ -16,6 +17,7 @@ import pyarrow as pa
 import xxhash
 
 from modalities.documents import GroupReader, arrow_mask, read_groups
+from modalities.errors import StoreError
 from modalities.manifest import write_text
 from modalities.tokenization.config import TokenizationSection
 from modalities.tokenization.encoding import (
@@ -223,13 +225,21 @@ def _result(folder: Path, sidecar: Sidecar, tally: Tally, engine: Mapping[str, A
 
 
 def gather(work: Work[TokenizationSection]) -> Result:
-    """Add up the units, and say so if they were not all encoded by the same engine."""
+    """Add up the units; raise `StoreError` unless one engine encoded all of them.
+
+    A mismatch in one unit puts the ids of those that gigatoken encoded before in doubt. They are published, so they are
+    not written anew here.
+    """
     manifests = tuple(unit.manifest for unit in work.own_units)
     counts, dropped = sum_counts(manifests)
-    engines: dict[str, int] = {}
-    for manifest in manifests:
-        engines[manifest.info["engine"]] = engines.get(manifest.info["engine"], 0) + 1
+    engines = collections.Counter(str(manifest.info["engine"]) for manifest in manifests)
     mismatches = {m.label: m.info["mismatch"] for m in manifests if "mismatch" in m.info}
+    if len(engines) > 1:
+        raise StoreError(
+            f"{work.label}: expected units of one engine, got {dict(engines)}: gigatoken found other ids than tokenizers "
+            f"({'; '.join(f'{label}: {why}' for label, why in mismatches.items()) or 'in another source'}); run "
+            "`modalities tokenization CONFIG --force`, which encodes all units with tokenizers"
+        )
     if mismatches:
         _log.warning("%s: gigatoken found other ids than tokenizers in %s", work.label, ", ".join(mismatches))
     tokens = counts.get("tokens", 0)
@@ -238,13 +248,12 @@ def gather(work: Work[TokenizationSection]) -> Result:
         counts=counts,
         dropped=dropped,
         info={
-            "engine": next(iter(engines), None) if len(engines) <= 1 else "mixed",
-            "engines": engines,
+            "engine": next(iter(engines), None),
             "mismatches": mismatches,
             "verified_documents": sum(m.info["verified_documents"] for m in manifests),
             "bytes_per_token": round(counts.get("text_bytes", 0) / tokens, 4) if tokens else None,
             "tokenizer_hash": manifests[0].info["tokenizer_hash"] if manifests else None,
             "largest_id": max((m.info["largest_id"] for m in manifests), default=-1),
         },
-        numerics={"engines": engines},
+        numerics={"engine": next(iter(engines), None)},
     )

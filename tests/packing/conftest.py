@@ -28,8 +28,10 @@ class Packed:
     tokenization: dict[str, Upstream]
     result: Result
 
-    def reader(self, data_seed: int = 0) -> SequenceReader:
-        return SequenceReader.open(self.packing, self.tokenization, data_seed=data_seed)
+    def reader(self, data_seed: int = 0, *, cross_documents: bool = True) -> SequenceReader:
+        return SequenceReader.open(
+            self.packing, self.tokenization, data_seed=data_seed, cross_documents=cross_documents
+        )
 
 
 def manifest(node: str, key: str, result: Result) -> Manifest:

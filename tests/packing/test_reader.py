@@ -63,6 +63,16 @@ def test_batches_ranks_and_random_access_agree(pack_documents: Callable[..., Any
     assert np.array_equal(fresh.read(slots).tokens, whole.tokens[slots])
 
 
+@pytest.mark.parametrize("method", ["concatenate", "best_fit"])
+def test_first_tokens_do_not_count_within_documents(pack_documents: Callable[..., Any], method: str) -> None:
+    made = pack_documents({"a": [documents(1, 40)]}, sequence_length=16, method=method)
+    across, within = made.reader().batch(0, 30), made.reader(cross_documents=False).batch(0, 30)
+    assert np.array_equal(across.tokens, within.tokens)
+    after_end = across.tokens[:, :-1] == EOD
+    assert (across.loss_mask & after_end).any()
+    assert np.array_equal(within.loss_mask, across.loss_mask & ~after_end)
+
+
 def test_shards_of_several_types(pack_documents: Callable[..., Any]) -> None:
     sources = {"a": [documents(1, 30)], "b": [documents(2, 30)], "c": [documents(3, 30, ids=2**31 - 1)]}
     narrow = {name: sources[name] for name in ("a", "b")}

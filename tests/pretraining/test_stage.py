@@ -18,7 +18,7 @@ import pytest
 
 from modalities import manifest as manifests
 from modalities.checkpoint import digests, open_model
-from modalities.errors import DivergedError, InterruptedRunError, StoreError
+from modalities.errors import ConfigError, DivergedError, InterruptedRunError, StoreError
 from modalities.manifest import Manifest
 from modalities.packing import config as packing_config
 from modalities.packing import stage as packing
@@ -105,6 +105,17 @@ def run(tmp_path: Path, inputs: dict[str, Upstream]) -> Callable[..., Upstream]:
         return finished(folder, "pretraining", stage.run(work))
 
     return attempt
+
+
+def test_a_longer_training_than_packing_was_made_for_is_refused(
+    inputs: dict[str, Upstream], section: SegmentSection
+) -> None:
+    from modalities.pretraining.rank import open_reader
+
+    short = dataclasses.replace(section, sequence_length=LENGTH, max_epochs=2.0, end_step=1)
+    open_reader(inputs, dataclasses.replace(short, planned_steps=1))
+    with pytest.raises(ConfigError, match=r"packing\.max_epochs: expected"):
+        open_reader(inputs, dataclasses.replace(short, planned_steps=100_000))
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from modalities.cli import main
 from modalities.errors import InputError
 from modalities.tokenization.pbin import import_pbin
 from modalities.tokens import Shard
@@ -45,6 +46,16 @@ def test_round_trip(tmp_path: Path, width: int, top: int, protocol: int) -> None
     assert read(tmp_path / "out") == documents
     assert side.dtype == ("uint16" if width == 1 else "int32")
     assert side.tokenizer == "t"
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_pbin(tmp_path / "a.pbin", [[1, 2], [3]], width=2)
+    assert main(["import-pbin", str(tmp_path / "a.pbin"), str(tmp_path / "shards/a.b")]) == 0
+    assert read(tmp_path / "shards/a.b") == [[1, 2], [3]]
+    assert "2 documents, 3 tokens (uint16)" in capsys.readouterr().out
+    assert main(["import-pbin", str(tmp_path / "none.pbin"), str(tmp_path / "shards/none")]) == 2
+    assert "none.pbin: expected a packed file" in capsys.readouterr().err
+    assert not list((tmp_path / "shards").glob("none*"))
 
 
 @settings(max_examples=30, deadline=None)

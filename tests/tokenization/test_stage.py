@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from modalities.errors import StoreError
 from modalities.tokenization import encoding, heldout, stage
 from modalities.tokenization.config import TokenizationConfig, section
 from modalities.tokens import Shard
@@ -162,11 +163,12 @@ def test_a_mismatch_falls_back_and_says_so(
     later, later_result = encode(tokenizer, texts)
     assert later_result.info["engine"] == "tokenizers"  # gigatoken is not trusted again with this tokenizer
     units = tuple(upstream(w.folder, r) for w, r in [(first, first_result), (work, result), (later, later_result)])
-    total = stage.gather(work_of(first.section, {}, own_units=units))
-    assert total.info["engine"] == "mixed"
-    assert total.info["engines"] == {"gigatoken": 1, "tokenizers": 2}
+    with pytest.raises(StoreError, match=r"expected units of one engine, got .*'gigatoken': 1.*--force"):
+        stage.gather(work_of(first.section, {}, own_units=units))
+    total = stage.gather(work_of(first.section, {}, own_units=units[1:]))
+    assert total.info["engine"] == "tokenizers"
     assert len(total.info["mismatches"]) == 1
-    assert total.counts["documents_out"] == 9
+    assert total.counts["documents_out"] == 6
 
 
 def test_a_mismatch_outside_the_sample_is_seen_by_the_first_document(
