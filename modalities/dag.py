@@ -37,9 +37,10 @@ Wildcards = Any
 class Dag:
     """The plan as the rules see it. Cost: what resolving the plan costs, and a few file look-ups per job."""
 
-    def __init__(self, path: Path, plan: Plan) -> None:
+    def __init__(self, path: Path, plan: Plan, workflow: Any = None) -> None:
         self.path = path
         self.plan = plan
+        self._workflow = workflow
         self._by_place = {(i.node, i.digest): i for i in plan.instances.values()}
 
     def targets(self) -> list[str]:
@@ -50,6 +51,7 @@ class Dag:
         """Return the input function of a node's rule: stamps of what the job reads."""
 
         def function(wildcards: Wildcards) -> list[str]:
+            self._until_means_all_of_it()
             instance, batch = self._split(node, wildcards.work)
             if batch is None and instance.units:
                 own = [self.plan.stamp(node, f"{instance.digest}.{b}") for b in range(instance.batches)]
@@ -57,6 +59,19 @@ class Dag:
             return [str(p) for p in self._reads(instance, batch)]
 
         return function
+
+    def _until_means_all_of_it(self) -> None:
+        """Let `--until filtering` end with its gathers: Snakemake would end with its batches, which are jobs of the same rule.
+
+        Called while Snakemake builds its graph, before it looks at what `--until` names.
+        """
+        graph = getattr(self._workflow, "_dag", None)
+        for node in NODES.values():
+            if graph is not None and node.rule in graph.untilrules:
+                graph.untilrules.discard(node.rule)
+                graph.untilfiles |= {
+                    str(self.plan.stamp(i.node, i.digest)) for i in self.plan.instances.values() if i.node == node.name
+                }
 
     def _reads(self, instance: Instance, batch: int | None) -> list[Path]:
         found = []
@@ -203,7 +218,7 @@ def open_dag(workflow: Any) -> Dag:
     os.environ[PLAN] = str(path)
     os.environ[INVOCATION] = uuid.uuid4().hex
     _find_site(plan)
-    return Dag(path, plan)
+    return Dag(path, plan, workflow)
 
 
 def _find_site(plan: Plan) -> None:
