@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
+export NUMBA_CACHE_DIR ?= $(CURDIR)/$(VENV)/numba-cache
 
 .PHONY: demo test check-style system-packages clean
 demo: $(VENV)/.ready
