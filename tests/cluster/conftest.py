@@ -121,8 +121,7 @@ class Project:
 
     def restarts(self, job: str) -> int:
         """Return how often Slurm started a job again."""
-        shown = self.ask("scontrol", "show", "job", job, "-o").split()
-        return next(int(word.partition("=")[2]) for word in shown if word.startswith("Restarts="))
+        return len(self.ask("sacct", "-D", "-X", "-n", "-P", "-j", job, "-o", "State").splitlines()) - 1
 
     def manifests(self) -> dict[str, dict[str, Any]]:
         """Return the manifests of all instances, by label."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 pytestmark = pytest.mark.slurm
-TWO_NODES = ("--config", "pretraining={numerics: {world_size: 2}, runtime: {nodes: 2}}")
+SHORT_JOBS = "pretraining={numerics: {world_size: 2}, runtime: {nodes: 2, stop_after_seconds: 0.3}}"
 
 
 def wait_for(found: Callable[[], Any], seconds: float) -> Any:
@@ -26,13 +26,16 @@ def wait_for(found: Callable[[], Any], seconds: float) -> Any:
 def test_tiny_whole_on_two_nodes_ends_with_the_bytes_of_a_local_run(
     slurm: dict[str, str], new_project: Any, local_run: Any
 ) -> None:
+    """Each training job stops after 0.3 s, saves, and goes back into the queue under its own id: one head, one try each."""
     project = new_project(slurm)
-    done = project.call(*project.command(*TWO_NODES))
+    done = project.call(*project.command("--retries", "0", "--config", SHORT_JOBS))
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     assert project.weights() == local_run.weights()
     assert project.contents() == local_run.contents()
     jobs = project.jobs()
     trained = [job for job in jobs if "pretraining" in job["comment"]]
+    assert len(trained) == 2, "one job per segment, however often it was queued"
+    assert sum(project.restarts(job["id"]) for job in trained) >= 2
     assert {job["nodes"] for job in trained} == {"2"}
     assert {job["nodes"] for job in jobs if job not in trained} == {"1"}
     assert {job["state"] for job in jobs} == {"COMPLETED"}
@@ -53,20 +56,6 @@ def test_a_killed_head_is_no_reason_to_train_twice(slurm: dict[str, str], new_pr
     assert project.weights() == local_run.weights()
     trained = [m for name, m in project.manifests().items() if name.startswith("pretraining(")]
     assert [m["provenance"]["attempt"] for m in trained] == [1, 1], "the first job's work was used"
-
-
-def test_training_goes_on_over_several_jobs_to_the_same_bytes(
-    slurm: dict[str, str], new_project: Any, local_run: Any
-) -> None:
-    """Each job stops by itself after some steps, saves, and goes back into the queue under its own id; one head, one try each."""
-    project = untrained(new_project, slurm, local_run)
-    short = "pretraining={numerics: {world_size: 2}, runtime: {nodes: 2, stop_after_seconds: 0.3}}"
-    done = project.call(*project.command("--retries", "0", "--config", short))
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    assert project.weights() == local_run.weights()
-    trained = [job for job in project.jobs() if "pretraining" in job["comment"]]
-    assert len(trained) == 2, "one job per segment, however often it was queued"
-    assert sum(project.restarts(job["id"]) for job in trained) >= 2
 
 
 def untrained(new_project: Any, slurm: dict[str, str], local_run: Any) -> Any:
