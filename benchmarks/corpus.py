@@ -2,7 +2,7 @@
 
     python benchmarks/corpus.py results/benchmark-corpus
 
-Needs `apt-get` and `dpkg-deb` (no root) and about 290 MB of downloads; the corpus has some 15,000 English and 14,000 German
+Needs `apt-get` and `dpkg-deb` (no root) and about 290 MB of downloads; the corpus has some 26,000 English and 12,700 German
 documents. Long pages are cut at paragraph ends into documents of 1,500 characters or a little more, about the mean
 length of web text. Licences are those of the packages (MPL-2.0, GPL-2+, GPL-3+, GFDL, CC-BY-SA-3.0, PSF, PostgreSQL): for
 local use, not to be passed on as a set.

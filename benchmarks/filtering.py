@@ -24,7 +24,10 @@ from modalities.filtering.config import DecisionSection, FilteringConfig, Scores
 from modalities.filtering.memo import Vocabulary
 
 RECIPES = {"en": "fineweb", "de": "fineweb2-deu_Latn"}
-PROSE_SOURCES = ("anarchism", "debian-handbook", "libreoffice-help-en-us", "libreoffice-help-de", "austen")
+PROSE_SOURCES = (
+    *("libreoffice-help-en-us", "libreoffice-help-de", "gimp-help-en", "gimp-help-de", "gnome-user-docs"),
+    *("debian-handbook", "debian-faq", "debian-faq-de", "installation-guide-amd64", "anarchism", "austen"),
+)
 
 
 def main() -> None:
