@@ -69,7 +69,10 @@ def test_one_rank_and_two_ranks_are_measured(measure: Callable[[BenchmarkingSect
 
 @pytest.mark.parametrize(
     "error",
-    [OutOfMemoryError("pretraining: out of memory"), RuntimeError("a rank ended\nSignal 9 (SIGKILL) received by PID 7")],
+    [
+        OutOfMemoryError("pretraining: out of memory"),
+        RuntimeError("a rank ended\nSignal 9 (SIGKILL) received by PID 7"),
+    ],
 )
 def test_out_of_memory_is_a_result(
     measure: Callable[[BenchmarkingSection], tuple[Path, Result]], monkeypatch: pytest.MonkeyPatch, error: Exception
