@@ -50,7 +50,11 @@ def timed(command: list[str], cwd: Path) -> dict[str, float]:
         raise SystemExit(done.stdout[-2000:] + done.stderr[-2000:])
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {"wall_seconds": round(time.perf_counter() - start, 2), "cpu_seconds": round(cpu, 2), "peak_mib": after.ru_maxrss // 1024}
+    return {
+        "wall_seconds": round(time.perf_counter() - start, 2),
+        "cpu_seconds": round(cpu, 2),
+        "peak_mib": after.ru_maxrss // 1024,
+    }
 
 
 def project(folder: Path, config: str, files: int) -> Path:
@@ -69,7 +73,15 @@ def main() -> None:
     args = parser.parse_args()
     python = [sys.executable, "-m"]
     snakemake = [*python, "snakemake", "--snakefile", str(ROOT / "workflow/Snakefile")]
-    snakemake += ["--workflow-profile", str(ROOT / "profiles/default"), "--configfile", "mine.yaml", "-n", "--quiet", "all"]
+    snakemake += [
+        "--workflow-profile",
+        str(ROOT / "profiles/default"),
+        "--configfile",
+        "mine.yaml",
+        "-n",
+        "--quiet",
+        "all",
+    ]
     rows: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         study = project(Path(folder) / "study", CONFIG + STUDY, 4)
@@ -81,7 +93,11 @@ def main() -> None:
         rows["no_op"] = timed([*python, "modalities", "run", "config/tiny.yaml"], args.finished)
     for name, row in rows.items():
         print(json.dumps({"name": name, **row}))
-    print(json.dumps({"name": "workflow", "units": args.units, **{f"{n}_{k}": v for n, r in rows.items() for k, v in r.items()}}))
+    print(
+        json.dumps(
+            {"name": "workflow", "units": args.units, **{f"{n}_{k}": v for n, r in rows.items() for k, v in r.items()}}
+        )
+    )
 
 
 if __name__ == "__main__":

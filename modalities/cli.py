@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from modalities import doctor
 from modalities.config import Tree
 from modalities.errors import InterruptedRunError, ModalitiesError, StoreError
 from modalities.stages import NODES, STAGES
@@ -282,6 +283,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_archive(commands)
     _add_generate(commands)
     _add_import_pbin(commands)
+    doctor.add_parser(commands)
     job = commands.add_parser("job", help="Make one instance or batch of a plan; what the Snakemake rules call.")
     job.add_argument("--plan", type=Path, required=True, help="plan file in results/plans")
     job.add_argument("--node", required=True, choices=list(NODES), metavar="NODE", help="node of the plan")

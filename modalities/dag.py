@@ -61,7 +61,7 @@ class Dag:
         return function
 
     def _until_means_all_of_it(self) -> None:
-        """Let `--until filtering` end with its gathers: Snakemake would end with its batches, which are jobs of the same rule.
+        """Let `--until <rule>` end with the last jobs of a rule: Snakemake would end with the first, such as its batches.
 
         Called while Snakemake builds its graph, before it looks at what `--until` names.
         """
@@ -69,9 +69,9 @@ class Dag:
         for node in NODES.values():
             if graph is not None and node.rule in graph.untilrules:
                 graph.untilrules.discard(node.rule)
-                graph.untilfiles |= {
-                    str(self.plan.stamp(i.node, i.digest)) for i in self.plan.instances.values() if i.node == node.name
-                }
+                mine = [i for i in self.plan.instances.values() if i.node == node.name]
+                read = {i for instance in mine for i in instance.inputs.values()}  # a segment reads the one before
+                graph.untilfiles |= {str(self.plan.stamp(i.node, i.digest)) for i in mine if i.id not in read}
 
     def _reads(self, instance: Instance, batch: int | None) -> list[Path]:
         found = []

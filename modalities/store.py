@@ -222,6 +222,8 @@ def is_alive(owner: dict[str, Any]) -> bool:
             return False
         except psutil.AccessDenied:
             return True
+    if owner["slurm_job"] and owner["slurm_job"] == os.environ.get("SLURM_JOB_ID"):
+        return False  # this job, requeued on another node: its earlier run has ended
     return _slurm_job_lives(owner["slurm_job"]) if owner["slurm_job"] else True
 
 

@@ -4,8 +4,6 @@ Each has an obvious slow equivalent in the tests. Compiled code is cached beside
 in Numba's user-wide folder; where neither can be written, it is compiled anew in each process (about 10 s).
 """
 
-# ruff: noqa: PLR0917 (compiled functions take their arrays by position)
-
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 

@@ -33,6 +33,7 @@ def _run(asked: dict[str, Any]) -> list[dict[str, Any]]:
     from lm_eval.models.huggingface import HFLM
 
     torch.set_num_threads(asked["threads"])
+
     class _Model(HFLM):  # type: ignore[misc]
         """lm-eval asserts that an ending fits the context; here its last tokens are scored, and the item counts as cut."""
 

@@ -4,7 +4,8 @@ spaCy splits text at white space first and each chunk by itself, so that a docum
 one exception is its last pass, which may join or split words by special cases found anywhere in the text: chunks in which it
 does so are `fragile`, and their documents go to the reference instead.
 
-Cost: 25-30 us for a chunk that was never seen (half of what asking spaCy costs), 0.2 us for one that was. `limit` bounds the number of chunks.
+Cost: 25-30 us for a chunk that was never seen (half of what asking spaCy costs), 0.2 us for one that was. `limit` bounds the
+number of chunks.
 """
 
 import dataclasses

@@ -14,12 +14,16 @@ class StopRequest:
 
     def __init__(self, *, file: Path | None, after_seconds: float | None) -> None:
         self._file = file
-        self._deadline = None if after_seconds is None else time.monotonic() + after_seconds
+        self._after_seconds = after_seconds
+        self._deadline: float | None = None
         self._signalled = False
         self._before: Any = None
 
     def wanted(self) -> bool:
-        """Return whether this rank has a reason to stop."""
+        """Return whether this rank has a reason to stop. The clock starts at the first call, so that every job makes a step."""
+        if self._deadline is None and self._after_seconds is not None:
+            self._deadline = time.monotonic() + self._after_seconds
+            return self._signalled
         late = self._deadline is not None and time.monotonic() > self._deadline
         return self._signalled or late or (self._file is not None and self._file.exists())
 

@@ -40,7 +40,9 @@ def test_a_stage_never_imports_another_stage() -> None:
         if own not in stages.STAGES:
             continue
         others = {i.split(".")[1] for i in imports(path) if i.count(".") >= 1} & set(stages.STAGES)
-        allowed = {own} | ({"packing"} if own == "pretraining" else set())  # the trainer reads what packing's reader yields
+        allowed = {own} | (
+            {"packing"} if own == "pretraining" else set()
+        )  # the trainer reads what packing's reader yields
         assert others <= allowed, f"{name} imports {others - allowed}"
 
 
@@ -122,4 +124,6 @@ def test_no_pickle_is_written_or_read_but_by_the_allow_lists() -> None:
             assert "pickle" not in re.sub(r'""".*?"""|#.*', "", text, flags=re.DOTALL), name
         assert not re.search(r"torch\.load\((?!.*weights_only=True)", text), name
         assert "trust_remote_code=True" not in text, name
-        assert "yaml.load(" not in text.replace("yaml.load(path.read_text(encoding=\"utf-8\"), Loader=_TaskLoader)", ""), name
+        assert "yaml.load(" not in text.replace(
+            'yaml.load(path.read_text(encoding="utf-8"), Loader=_TaskLoader)', ""
+        ), name
