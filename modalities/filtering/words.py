@@ -7,7 +7,7 @@ where the shape is known, else 60 us, on a busy core of 2026.
 """
 
 import re
-from typing import Any
+from typing import Any, cast
 
 _LETTERS = "A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u00ff"
 _MARKS = '.,;:!?()[]{}"\u201c\u201d\u201e\u201a\u00ab\u00bb\u2026\u2013\u2014-/&+*=<>|%$#@~^\\'
@@ -40,7 +40,7 @@ class Words:
         assert type(tokenizer) is SpaCyTokenizer
         self.punctuation_marks = frozenset(tokenizer.tokenizer.get_pipe("sentencizer").punct_chars)
         self.is_punct = is_punct
-        self._nlp: Any = spacy.blank(tokenizer.language)
+        self._nlp = cast(Any, spacy.blank(tokenizer.language))
         # Only token texts are asked for: without attributes a new chunk costs a third less.
         self._nlp.vocab.lex_attr_getters.clear()
         self._unmatched = _without_last_pass(self._nlp)
