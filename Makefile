@@ -6,12 +6,16 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 export NUMBA_CACHE_DIR ?= $(CURDIR)/$(VENV)/numba-cache
 
-.PHONY: demo test check-style system-packages clean
+.PHONY: demo test test-cluster check-style system-packages clean
 demo: $(VENV)/.ready
 	$(BIN)/modalities run config/demo.yaml
 
 test: system-packages $(VENV)/.ready check-style
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not slurm"
+
+# whole runs on a real Slurm; not in `make test` yet, see CONTRIBUTING.md
+test-cluster: system-packages $(VENV)/.ready
+	$(BIN)/python -m pytest tests/cluster -m slurm
 
 # what tests need beside Python: a browser and a Slurm. CI installs them; on a laptop their tests say that they skip
 system-packages:
